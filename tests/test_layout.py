@@ -150,9 +150,7 @@ def small(tmp_path: Path) -> dict[str, Path]:
     return modules_below(tmp_path, ("agent",))
 
 
-def test_imports_anywhere_close_a_circle_and_private_classes_may_share_a_name(
-    small: dict[str, Path],
-) -> None:
+def test_imports_anywhere_close_a_circle_private_names_are_free(small: dict[str, Path]) -> None:
     circle = {"agent.first", "agent.inner.second", "agent.inner.third"}
     assert cycles_in(import_graph(small)) == {frozenset(circle)}
     assert repeated_names(small) == {"Same": ["agent.first", "agent.inner.second"]}
@@ -167,9 +165,7 @@ def test_imports_anywhere_close_a_circle_and_private_classes_may_share_a_name(
     ],
     ids=["of one module", "imported from above", "two that are kept apart"],
 )
-def test_a_circle_has_those_that_import_each_other(
-    graph: dict[str, str], cycles: list[str]
-) -> None:
+def test_a_circle_is_of_those_that_import_each(graph: dict[str, str], cycles: list[str]) -> None:
     found = cycles_in({name: frozenset(imported) for name, imported in graph.items()})
     assert found == set(map(frozenset, cycles))
 

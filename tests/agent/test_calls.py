@@ -82,9 +82,7 @@ async def test_a_new_client_dials_at_once_after_another_failed(tmp_path: Path) -
 
 
 @in_loop
-async def test_bytes_that_are_no_message_are_an_error_of_a_call_and_of_a_stream(
-    tmp_path: Path,
-) -> None:
+async def test_bytes_that_are_no_message_are_an_error_of_call_and_stream(tmp_path: Path) -> None:
     async def garbage(_request: Message) -> bytes:
         return b"\xff\xff\xff"
 
@@ -138,9 +136,7 @@ async def test_a_served_stream_that_fails_says_why(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_more_streams_at_a_time_than_allowed_are_rejected_until_one_ends(
-    tmp_path: Path,
-) -> None:
+async def test_more_streams_at_a_time_than_allowed_wait_until_one_ends(tmp_path: Path) -> None:
     async with served(tmp_path, concurrent=1) as client:
         first = client.stream("Watch", REQUEST(devices_ids=["a"]), RESPONSE)
         await anext(first)
@@ -158,9 +154,7 @@ async def test_more_streams_at_a_time_than_allowed_are_rejected_until_one_ends(
 
 @pytest.mark.parametrize("kind", ["call", "stream"])
 @in_loop
-async def test_a_call_whose_channel_closes_is_unavailable_and_its_caller_not_cancelled(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_a_call_whose_channel_closes_cancels_no_caller(tmp_path: Path, kind: str) -> None:
     """A plugin that goes away or registers again during a call has its channel closed."""
     arrived = asyncio.Event()
 

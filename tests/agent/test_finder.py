@@ -107,9 +107,7 @@ def test_a_missing_bundle_is_reported_once_with_where_it_was_looked_for(host: Ho
     assert str(host.root / TASKS) in line
 
 
-def test_that_no_runtimes_directory_is_in_reach_is_reported_once_for_all_containers(
-    host: Host,
-) -> None:
+def test_that_no_runtimes_directory_is_in_reach_is_reported_once_for_all(host: Host) -> None:
     for directory in (ID, OTHER_ID):
         assert host.asked(f"{POD}/cri-containerd-{directory}.scope") is None
     (line,) = host.reported
@@ -132,9 +130,7 @@ def test_a_bundle_of_no_use_is_reported_once_and_ignored(host: Host, content: st
     assert line.endswith("; bind the container with 'numawarden bind'")
 
 
-def test_a_bundle_that_goes_while_it_is_looked_at_is_missing(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_that_vanishes_is_missing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle(host.root, cri("db"))
 
     def vanish(*_: object) -> int:
@@ -145,9 +141,7 @@ def test_a_bundle_that_goes_while_it_is_looked_at_is_missing(
     assert "no bundle of container" in host.reported[0]
 
 
-def test_a_bundle_is_read_once_as_long_as_it_is_the_same_file(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_that_stays_is_read_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     file = bundle(host.root, cri("db"))
     assert host.asked() == RuntimeName("db")
     monkeypatch.setattr(module, "read_claim", None)

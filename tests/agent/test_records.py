@@ -105,9 +105,7 @@ def test_a_file_that_others_can_write_says_nothing(tmp_path: Path) -> None:
     ("make", "says"),
     [(os.mkfifo, "not a regular file"), (Path.mkdir, "it cannot be read (Is a directory)")],
 )
-def test_what_is_not_a_file_is_said(
-    tmp_path: Path, make: Callable[[Path], None], says: str
-) -> None:
+def test_what_is_no_file_is_said(tmp_path: Path, make: Callable[[Path], None], says: str) -> None:
     make(tmp_path / "config.json")
     assert rejected(tmp_path / "config.json").endswith(says)
 

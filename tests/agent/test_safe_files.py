@@ -71,9 +71,7 @@ def test_what_others_can_write_is_doubted_with_the_remedy(place: Path, mode: int
     assert risk.remedy == f"close it: chmod go-w {place}"
 
 
-def test_what_belongs_to_another_is_doubted_with_the_remedy(
-    place: Path, owned_by: Callable[[Path], None]
-) -> None:
+def test_what_is_of_another_has_a_remedy(place: Path, owned_by: Callable[[Path], None]) -> None:
     owned_by(place)
     risk = risk_of(place, place.lstat())
     assert risk is not None

@@ -178,7 +178,7 @@ def test_json_and_bytes_with_a_byte_order_mark_are_read() -> None:
         ("a: \ud800\n", None, "UTF-8"),
     ],
 )
-def test_what_is_not_a_single_clean_document_is_rejected_with_its_line(
+def test_what_is_no_document_names_its_line(
     text: str | bytes, line: int | None, words: str
 ) -> None:
     with pytest.raises(UnreadableError) as caught:
@@ -206,9 +206,7 @@ def test_too_many_values_are_rejected_before_they_cost_anything(one: str) -> Non
 
 
 @pytest.mark.parametrize("one", ["{},", "[],", "0,", '"",', '"a\\"",', "[", '{"":', "null,"])
-def test_too_many_values_of_json_are_rejected_before_they_are_made(
-    one: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_values_of_json_are_never_made(one: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json, "loads", None)
     with pytest.raises(UnreadableError, match="more than 20000 values"):
         read_document('{"a":[' + one * 30_000 + "0]}")

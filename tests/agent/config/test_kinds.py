@@ -115,9 +115,7 @@ def test_either_switch_needs_the_api_server() -> None:
         ),
     ],
 )
-def test_what_a_key_does_not_take_is_rejected_in_its_place(
-    key: str, value: str, message: str
-) -> None:
+def test_what_a_key_does_not_take_is_named_by_its_path(key: str, value: str, message: str) -> None:
     section, _, name = key.partition(".")
     (mistake,) = mistakes(f"{section}: {{{name}: {value}}}")
     assert mistake.startswith(f"agent.{key}: ")
@@ -187,9 +185,7 @@ def test_a_class_of_devices_has_two_four_or_six_digits(text: str) -> None:
         ("drivers: x", 'did you mean "driver"'),
     ],
 )
-def test_a_criterion_that_no_device_can_meet_is_rejected_in_its_place(
-    criterion: str, message: str
-) -> None:
+def test_a_criterion_that_no_device_can_meet_has_its_place(criterion: str, message: str) -> None:
     (mistake,) = mistakes(f"hostDevices: {{{VF}: [{{driver: a}}, {{{criterion}}}]}}")
     key = criterion.partition(":")[0]
     assert mistake.startswith(f'agent.hostDevices["{VF}"][1].{key}: ')

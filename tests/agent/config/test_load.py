@@ -137,7 +137,8 @@ def test_every_key_is_read() -> None:
         topology_manager_policy=TopologyManagerPolicy.SINGLE_NUMA_NODE,
         topology_manager_scope=TopologyManagerScope.POD,
         topology_manager_policy_options={
-            "prefer-closest-numa-nodes": "true", "max-allowable-numa-nodes": "16",
+            "prefer-closest-numa-nodes": "true",
+            "max-allowable-numa-nodes": "16",
         },
         system_reserved=amounts("cpu=2500m memory=1Gi pid=100 ephemeral-storage=1Gi"),
         kube_reserved=amounts("memory=512Mi hugepages-2Mi=4Mi"),
@@ -445,9 +446,7 @@ def test_what_changes_nothing_is_noted(text: str, words: str) -> None:
         ("192.0.2.7", ", tlsCertificate: /a, tlsKey: /b", False),
     ],
 )
-def test_a_listener_that_others_reach_without_tls_is_noted(
-    address: str, more: str, *, noted: bool
-) -> None:
+def test_an_open_listener_without_tls_is_noted(address: str, more: str, *, noted: bool) -> None:
     notes = list(notes_on(load_config(f'agent: {{metrics: {{address: "{address}"{more}}}}}', "x")))
     said = f"agent.metrics.address {address} is served in plain HTTP"
     assert [said in note for note in notes] == [True] * noted

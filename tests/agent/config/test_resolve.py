@@ -39,7 +39,6 @@ from tests.conformance.recorded_config import resolved_policy, start_problems
 from tests.shared import needs_shared, shared_dir
 
 if TYPE_CHECKING:
-
     from agent.managers.machine import Machine
 
 
@@ -85,9 +84,7 @@ _AMOUNTS: Final = (
         ("evictionHard: {memory.available: 25%}\n", {"cpu": 0, "memory": 2 * GIB}),
     ],
 )
-def test_all_reservations_are_kept_whatever_the_managers_do(
-    text: str, kept: dict[str, int]
-) -> None:
+def test_all_reservations_are_kept_without_managers(text: str, kept: dict[str, int]) -> None:
     fit = _resolve(text, offline=Mask.of(8)).fit
     assert fit is not None
     assert fit.reserved == kept
@@ -364,9 +361,7 @@ def test_where_no_memory_is_managed_it_need_not_be_known() -> None:
         (Threshold(Quantity.parse("1Mi")), 5, MIB),
     ],
 )
-def test_a_share_is_computed_in_the_kubelets_precision(
-    threshold: Threshold, capacity: int, size: int
-) -> None:
+def test_a_share_has_the_kubelets_precision(threshold: Threshold, capacity: int, size: int) -> None:
     assert threshold_bytes(threshold, capacity) == size
 
 

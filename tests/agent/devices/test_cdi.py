@@ -84,9 +84,7 @@ def test_a_pod_whose_deliveries_edit_nothing_has_no_specification(delivery: Deli
     ("first", "path", "version"),
     [("a", "/dev/x", "0.3.0"), ("a", "/dev/y", "0.5.0"), ("1", "/dev/x", "0.5.0")],
 )
-def test_the_version_is_the_lowest_that_has_what_is_used(
-    first: str, path: str, version: str
-) -> None:
+def test_the_version_is_the_lowest_with_what_is_used(first: str, path: str, version: str) -> None:
     delivery = Delivery(device_nodes=(DeviceNode(path, "/dev/x", "rw"),))
     spec = specification(pod(first + UID[1:], main=delivery))
     assert spec is not None
@@ -94,9 +92,7 @@ def test_the_version_is_the_lowest_that_has_what_is_used(
 
 
 @given(UIDS, st.dictionaries(NAMES, DELIVERIES, max_size=3))
-def test_every_specification_is_valid_and_has_a_device_for_each_name(
-    uid: str, deliveries: dict[str, Delivery]
-) -> None:
+def test_a_specification_is_valid_and_complete(uid: str, deliveries: dict[str, Delivery]) -> None:
     allocation = pod(uid, **deliveries)
     spec = specification(allocation)
     names = device_names(allocation)

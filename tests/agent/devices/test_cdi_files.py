@@ -139,9 +139,7 @@ def test_a_file_that_is_missing_or_differs_is_written_again(
     assert _mode(directory / NAME) == 0o644
 
 
-def test_a_link_in_place_of_a_file_is_replaced_and_not_followed(
-    files: CdiFiles, directory: Path, tmp_path: Path
-) -> None:
+def test_a_link_as_the_file_is_replaced(files: CdiFiles, directory: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("precious")
     directory.mkdir(0o755)
@@ -197,9 +195,7 @@ def test_the_file_of_another_user_stays(
     assert _names(directory) == [NAME]
 
 
-def test_a_link_in_place_of_the_directory_is_rejected(
-    files: CdiFiles, directory: Path, tmp_path: Path
-) -> None:
+def test_a_link_as_directory_is_rejected(files: CdiFiles, directory: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(0o755)
     directory.symlink_to(tmp_path / "elsewhere")
     (line,) = _after(files, "write", POD)
@@ -209,9 +205,7 @@ def test_a_link_in_place_of_the_directory_is_rejected(
 
 @pytest.mark.parametrize("mode", [0o775, 0o757])
 @pytest.mark.parametrize("place", [".", ".."])
-def test_a_directory_that_others_can_write_or_replace_is_rejected(
-    directory: Path, mode: int, place: str
-) -> None:
+def test_a_directory_open_to_others_is_rejected(directory: Path, mode: int, place: str) -> None:
     below = directory / "above" / "cdi"
     below.mkdir(0o755, parents=True)
     open_to_all = (below / place).resolve()
@@ -231,9 +225,7 @@ def test_a_directory_that_cannot_be_created_is_a_condition_with_a_remedy(tmp_pat
     assert _after(files, "remove", POD) == ()
 
 
-def test_a_file_in_place_of_the_directory_is_a_condition_only_where_it_matters(
-    files: CdiFiles, directory: Path
-) -> None:
+def test_a_file_as_the_directory_is_said_where_it_matters(files: CdiFiles, directory: Path) -> None:
     directory.write_text("")
     (line,) = _after(files, "reconcile", POD)
     assert "Not a directory" in line

@@ -106,9 +106,7 @@ def test_a_class_without_a_device_is_a_condition_and_its_resource_is_known(tmp_p
     assert f'agent.hostDevices["{VF}"]: no device meets vendor 8086, driver vfio-pci' in line
 
 
-def test_a_port_without_virtual_functions_is_named_with_the_file_that_makes_them(
-    network: PciTree,
-) -> None:
+def test_a_port_without_virtual_functions_is_named_with_their_file(network: PciTree) -> None:
     (line,) = selected(network.root, HostDeviceClass(VF, virtual_functions_of="*f1")).conditions
     assert "ens1f1 has no virtual functions" in line
     assert "/sys/class/net/ens1f1/device/sriov_numvfs" in line
@@ -168,9 +166,7 @@ def test_a_virtual_function_of_a_port_out_of_sight_is_healthy(network: PciTree) 
     assert healthy(selected(network.root, HostDeviceClass(VF, device="1889"))) == FUNCTIONS
 
 
-def test_a_device_without_the_driver_that_its_class_demands_is_not_healthy(
-    network: PciTree,
-) -> None:
+def test_a_device_without_the_driver_of_its_class_is_not_healthy(network: PciTree) -> None:
     network.unbind(FUNCTIONS[0])
     network.bind(FUNCTIONS[1], "iavf")
     vf = HostDeviceClass(VF, virtual_functions_of="ens1f0", driver="vfio-pci")
@@ -262,9 +258,7 @@ def test_of_the_devices_of_one_iommu_group_one_is_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", ["0000:3b:02.?", "0000:3b:02.1"])
-def test_a_group_that_a_pod_may_have_open_is_not_given_through_another_device(
-    network: PciTree, asked: str
-) -> None:
+def test_a_group_that_a_pod_may_have_open_is_not_given_again(network: PciTree, asked: str) -> None:
     first, second = FUNCTIONS[:2]
     network.link(f"{network.place(second)}/iommu_group", "sys/kernel/iommu_groups/60")
     disabled = [Link("ens1f0", PORTS[0], "up", disabled_functions=frozenset({0}))]
@@ -485,9 +479,7 @@ def _reference(classes: Sequence[HostDeviceClass], found: Functions) -> dict[str
 
 
 @given(_CLASSES, _functions())
-def test_devices_are_chosen_as_an_obvious_reference_does(
-    classes: list[HostDeviceClass], found: Functions
-) -> None:
+def test_devices_are_as_a_reference_says(classes: list[HostDeviceClass], found: Functions) -> None:
     selection = select(classes, found)
     chosen = _reference(classes, found)
     assert {resource: list(ids(selection, resource)) for resource in chosen} == chosen
@@ -495,9 +487,7 @@ def test_devices_are_chosen_as_an_obvious_reference_does(
 
 
 @given(_CLASSES, _functions())
-def test_what_is_selected_agrees_with_itself(
-    classes: list[HostDeviceClass], found: Functions
-) -> None:
+def test_a_selection_agrees_with_itself(classes: list[HostDeviceClass], found: Functions) -> None:
     selection = select(classes, found)
     offered = [
         (resource, device)

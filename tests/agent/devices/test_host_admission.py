@@ -30,9 +30,7 @@ async def admit(agent: Running, uid: str = UID) -> AdmissionDocument:
 
 
 @in_loop
-async def test_a_pod_gets_the_address_of_a_virtual_function_and_cpus_near_it(
-    world: World, tmp_path: Path
-) -> None:
+async def test_a_pod_gets_a_virtual_function_and_cpus_near_it(world: World, tmp_path: Path) -> None:
     network = network_host(tmp_path / "pci")
     classes = (HostDeviceClass(VF, virtual_functions_of="ens1f0"),)
     provider = HostDevices(classes, network.root, watches={})
@@ -49,9 +47,7 @@ async def test_a_pod_gets_the_address_of_a_virtual_function_and_cpus_near_it(
 
 
 @in_loop
-async def test_a_class_of_the_configuration_is_offered_and_kept_through_a_restart(
-    tmp_path: Path,
-) -> None:
+async def test_a_class_of_the_configuration_is_kept_through_a_restart(tmp_path: Path) -> None:
     world = make_world(tmp_path)
     network = network_host(tmp_path / "host")
     classes = (HostDeviceClass(VF, interface="ens1f0"), HostDeviceClass(VF, interface="eno1"))

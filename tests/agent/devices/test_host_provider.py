@@ -159,9 +159,7 @@ async def test_a_change_while_devices_are_read_is_not_lost_with_the_one_before(
 
 
 @in_loop
-async def test_a_change_that_nothing_announces_is_noticed_at_the_start_and_after_the_period(
-    network: PciTree,
-) -> None:
+async def test_a_change_without_announcement_is_noticed_after_the_period(network: PciTree) -> None:
     for period in (NEVER, 0.01):
         provider, _ = provider_of(network, period)
         left = healthy(provider)

@@ -50,9 +50,7 @@ _TWO = (
     ],
     ids=["containers, then limits", "stated", "huge pages of containers", "without limits"],
 )
-def test_pod_level_requests_follow_from_containers_and_limits(
-    asked: Pod, expected: Resources
-) -> None:
+def test_pod_level_requests_have_defaults(asked: Pod, expected: Resources) -> None:
     once = apply_defaults(asked)
     assert once.resources == expected
     assert apply_defaults(once) == once

@@ -24,9 +24,7 @@ def without_containers(metadata: str) -> str:
         ("{uid: u-1}", PodIdentity("u-1")),
     ],
 )
-def test_an_invalid_manifest_still_says_whom_it_speaks_of(
-    metadata: str, identity: PodIdentity
-) -> None:
+def test_an_invalid_manifest_still_says_of_whom(metadata: str, identity: PodIdentity) -> None:
     assert spoken_of(without_containers(metadata)) == identity
 
 

@@ -233,9 +233,7 @@ def test_a_uid_that_could_leave_its_cgroup_or_clash_is_rejected(uid: str) -> Non
         ("{limits: {cpu: 1, hugepages-0: 2Mi}}", "limits.hugepages-0", "positive"),
     ],
 )
-def test_amounts_that_the_api_server_rejects_are_rejected(
-    resources: str, path: str, words: str
-) -> None:
+def test_amounts_that_no_api_server_takes_are_wrong(resources: str, path: str, words: str) -> None:
     problems = [line for line in _lines(_one(resources)) if path in line]
     assert any(words in line for line in problems), _lines(_one(resources))
 

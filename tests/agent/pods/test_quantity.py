@@ -11,7 +11,9 @@ from agent.pods.quantity import MAX_INT64, Notation, Quantity, QuantityError
 _FACTORS = {
     **{name: Fraction(1000) ** (at - 3) for at, name in enumerate(("n", "u", "m", *" kMGTPE"))},
     **{f"{name}i": Fraction(1024) ** at for at, name in enumerate("KMGTPE", 1)},
-    "e3": Fraction(1000), "E-2": Fraction(1, 100), "e+0": Fraction(1),
+    "e3": Fraction(1000),
+    "E-2": Fraction(1, 100),
+    "e+0": Fraction(1),
 }
 
 
@@ -84,9 +86,7 @@ def test_canonical_text_is_that_of_the_api_server(text: str, canonical: str) -> 
     st.sampled_from(sorted(_FACTORS)).map(str.strip),
     st.sampled_from(["", "+", "-"]),
 )
-def test_equals_exact_arithmetic_rounded_away_from_zero(
-    whole: int, part: int, suffix: str, sign: str
-) -> None:
+def test_equals_arithmetic_rounded_from_zero(whole: int, part: int, suffix: str, sign: str) -> None:
     exact = (Fraction(whole) + Fraction(part, 10**6)) * _FACTORS[suffix or " "] * 10**9
     rounded = -(-exact.numerator // exact.denominator)
     if suffix.endswith("i"):

@@ -43,9 +43,7 @@ def _has_negative_amount(pod: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     ("family", "stride"), [("admit", 12), ("admit_named", 4), ("lifecycle", 12)]
 )
-def test_exactly_the_pods_that_the_api_server_rejects_are_rejected(
-    family: str, stride: int
-) -> None:
+def test_exactly_the_pods_that_an_api_server_rejects_are_rejected(family: str, stride: int) -> None:
     # Every pod that is to be rejected, and every so many of the others: there are 36,000.
     differences = []
     for number, case in enumerate(_cases(family)):

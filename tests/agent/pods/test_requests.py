@@ -78,9 +78,7 @@ def test_pod_level_resources_that_state_nothing_supported_are_none() -> None:
 
 
 @pytest.mark.parametrize("first", [init, sidecar])
-def test_huge_pages_count_for_the_pod_whichever_container_requests_them(
-    first: Callable[[str, Resources], Container],
-) -> None:
+def test_huge_pages_of_all_containers_count(first: Callable[[str, Resources], Container]) -> None:
     asked = pod(
         first("i", guaranteed("cpu=1 memory=1Gi hugepages-2Mi=4Mi")),
         app("a", guaranteed("cpu=1 memory=1Mi")),
@@ -142,9 +140,7 @@ def _slow_peak(containers: list[tuple[ContainerKind, int]]) -> int:
 
 
 @given(_CONTAINERS)
-def test_totals_are_the_peak_over_the_life_of_the_pod(
-    containers: list[tuple[ContainerKind, int]],
-) -> None:
+def test_totals_are_the_peak_of_the_pods_life(containers: list[tuple[ContainerKind, int]]) -> None:
     built = pod(
         *(
             Container(f"c{i}", kind, guaranteed(f"cpu={cpus} memory={cpus}Mi"))

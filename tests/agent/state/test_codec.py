@@ -65,9 +65,7 @@ def with_unknown(value: object, key: str = "") -> object:
 
 @settings(deadline=None)
 @given(states)
-def test_what_was_encoded_is_decoded_with_its_pods_in_order_and_encoded_the_same(
-    state: Checkpoint,
-) -> None:
+def test_what_was_encoded_is_decoded_in_order_and_encoded_the_same(state: Checkpoint) -> None:
     data = encode(state)
     found = decode(data, FILE)
     assert found == state

@@ -46,9 +46,7 @@ def test_a_directory_that_others_could_replace_is_rejected(tmp_path: Path) -> No
         check_directory(directory)
 
 
-def test_a_directory_of_another_user_or_unwritable_is_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_of_others_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # root may write anywhere, so the kernel's answer is stood in for
     monkeypatch.setattr(os, "access", lambda _path, _mode: False)
     with pytest.raises(StateDirectoryError, match="not writable"):
@@ -85,9 +83,7 @@ def test_a_lock_file_that_is_a_directory_is_named(tmp_path: Path) -> None:
         DirectoryLock(tmp_path)
 
 
-def test_a_full_disk_does_not_keep_the_lock_from_being_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_lock_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

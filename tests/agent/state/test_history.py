@@ -59,8 +59,14 @@ def bytes_on_disk(directory: Path) -> int:
 def test_entries_are_read_as_they_were_written_the_latest_first(tmp_path: Path) -> None:
     drift = DriftDocument(
         time=5.0,
-        uid="u", pod="shop/web", container="c", cgroup="/x", file="cpu.max",
-        desired="max", cause="unknown", detail="d",
+        uid="u",
+        pod="shop/web",
+        container="c",
+        cgroup="/x",
+        file="cpu.max",
+        desired="max",
+        cause="unknown",
+        detail="d",
         observed=None,
         writer=Writer(pid=4711, command="sh", uid=0, cgroup="/user.slice"),
         repaired=True,
@@ -316,9 +322,7 @@ def test_a_crash_at_any_step_leaves_whole_entries_in_order(tmp_path: Path, part:
 
 
 @pytest.mark.parametrize("part", [0.0, 0.4, 1.0])
-def test_an_error_at_any_step_is_raised_and_the_next_append_goes_on(
-    tmp_path: Path, part: float
-) -> None:
+def test_an_error_at_any_step_is_raised_and_the_next_goes_on(tmp_path: Path, part: float) -> None:
     for nth, directory in _places(tmp_path):
         full = OSError(errno.ENOSPC, "full")
         kept = store(directory, SMALL, _Faulty(nth, full, part))

@@ -76,9 +76,7 @@ def test_a_save_flushes_the_file_before_and_the_directory_after_the_rename(tmp_p
 
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("piece", [1 << 30, PIECE], ids=["whole", "short-writes"])
-def test_dying_at_any_operation_leaves_the_state_before_or_after(
-    tmp_path: Path, piece: int, *, done: bool
-) -> None:
+def test_dying_anywhere_leaves_either_state(tmp_path: Path, piece: int, *, done: bool) -> None:
     operations = operations_of_a_save(tmp_path, piece)
     assert len(operations) >= 6
     for index, operation in enumerate(operations):
@@ -94,9 +92,7 @@ def test_dying_at_any_operation_leaves_the_state_before_or_after(
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
-def test_power_failure_at_any_operation_leaves_the_state_before_or_after(
-    tmp_path: Path, *, done: bool
-) -> None:
+def test_power_failure_anywhere_leaves_one_of_both_states(tmp_path: Path, *, done: bool) -> None:
     for index in range(len(operations_of_a_save(tmp_path, PIECE))):
         disk = MemoryDisk()
         save_before(tmp_path, disk)
@@ -117,9 +113,7 @@ def test_a_completed_save_survives_a_power_failure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("piece", [1 << 30, PIECE], ids=["whole", "short-writes"])
-def test_an_error_at_any_operation_is_reported_and_loses_nothing(
-    tmp_path: Path, error: int, piece: int
-) -> None:
+def test_an_error_anywhere_loses_nothing(tmp_path: Path, error: int, piece: int) -> None:
     operations = operations_of_a_save(tmp_path, piece)
     for index, operation in enumerate(operations):
         save_before(tmp_path)
@@ -300,9 +294,7 @@ class Stubborn(NoFault):
 
 
 @pytest.mark.parametrize("taken_away", [False, True])
-def test_what_cannot_be_kept_aside_is_not_replaced_either(
-    tmp_path: Path, *, taken_away: bool
-) -> None:
+def test_what_cannot_be_kept_aside_is_not_replaced(tmp_path: Path, *, taken_away: bool) -> None:
     path, fault = tmp_path / CHECKPOINT_NAME, Stubborn()
     path.write_bytes(b"broken")
     with Store(tmp_path, FaultyFiles(OsFiles(), fault)) as store:
@@ -324,9 +316,7 @@ def test_what_cannot_be_kept_aside_is_not_replaced_either(
 @pytest.mark.parametrize(
     "make", [Path.touch, Path.mkdir, os.mkfifo, partial(Path.symlink_to, target="nowhere")]
 )
-def test_what_stands_where_a_save_writes_first_is_in_nobodys_way(
-    tmp_path: Path, make: Callable[[Path], None]
-) -> None:
+def test_nothing_is_in_the_way_of_a_save(tmp_path: Path, make: Callable[[Path], None]) -> None:
     save_before(tmp_path)
     temporary = tmp_path / TEMPORARY_NAME
     make(temporary)
@@ -358,9 +348,7 @@ def directory(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "change", [replace_directory, move_away, lambda directory: (directory / "lock").unlink()]
 )
-def test_nothing_is_saved_where_another_agent_could_save(
-    directory: Path, change: Callable[[Path], None]
-) -> None:
+def test_nothing_is_saved_beside_others(directory: Path, change: Callable[[Path], None]) -> None:
     with Store(directory) as store:
         store.save(BEFORE)
         change(directory)

@@ -46,9 +46,7 @@ def inside(package: Path, tmp_path: Path) -> Path:
     return tmp_path / "control"
 
 
-def test_the_same_content_gives_the_same_bytes_whenever_and_however_it_is_made(
-    tmp_path: Path,
-) -> None:
+def test_the_same_content_gives_the_same_bytes_however_it_is_made(tmp_path: Path) -> None:
     first = packed(tmp_path / "first")
     mask = os.umask(0o077)
     try:

@@ -90,9 +90,7 @@ def test_the_environment_has_the_wheels_and_its_command_runs_with_them_alone(
     assert done.stdout.strip() == str(root / SITE / "thing/__init__.py")
 
 
-def test_a_wheel_without_a_hash_of_the_lock_is_not_installed(
-    tmp_path: Path, agent: Path, thing: Path
-) -> None:
+def test_a_wheel_without_its_hash_is_rejected(tmp_path: Path, agent: Path, thing: Path) -> None:
     other = Locked("thing", "1", ("0" * 64,))
     with pytest.raises(BuildError, match="DO NOT MATCH THE HASHES"):
         environment.install(tmp_path / "root", agent, [other], thing.parent, HERE)
@@ -112,9 +110,7 @@ def test_what_is_compiled_names_no_path_of_the_build_and_is_the_same_again(
     assert f"/{SITE}/thing/__init__.py".encode() in compiled[0]
 
 
-def test_a_python_that_is_not_there_or_of_another_version_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_python_or_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BuildError, match=r"debian-99 is compiled by python3\.99"):
         environment.interpreter(Target("debian-99", "x", "3.99"))

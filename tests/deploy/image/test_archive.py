@@ -81,9 +81,7 @@ def test_the_image_runs_the_agent_and_asks_for_its_health(image: dict[str, bytes
     assert config["Healthcheck"]["Interval"] == 30 * 10**9
 
 
-def test_the_layer_is_the_tree_owned_by_root_at_one_time(
-    image: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_the_layer_is_the_tree_owned_by_root(image: dict[str, bytes], tmp_path: Path) -> None:
     [manifest] = json.loads(image["manifest.json"])
     with tarfile.open(fileobj=io.BytesIO(image[manifest["Layers"][0]])) as tar:
         members = {one.name: one for one in tar}

@@ -90,9 +90,7 @@ def test_the_root_keeps_programs_and_licences_and_nothing_of_the_builder(
     assert (root / debian.STATUS / "thing").read_text() == CONTROL
 
 
-def test_without_mmdebstrap_the_package_to_install_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_mmdebstrap_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(BuildError, match="apt-get install mmdebstrap"):
         debian.bootstrap(tmp_path / "root", [], 0)

@@ -74,9 +74,7 @@ def test_a_listener_with_tls_is_asked_over_tls(tmp_path: Path) -> None:
         assert health.main(configured(tmp_path, text)) == 0
 
 
-def test_an_agent_that_is_not_there_is_not_healthy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_absent_agent_is_not_healthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     assert health.main(configured(tmp_path, f"port: {port}")) == 1
@@ -92,9 +90,7 @@ def test_an_agent_that_never_answers_is_not_healthy(
     assert "timed out" in capsys.readouterr().out
 
 
-def test_a_configuration_that_cannot_be_read_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_configuration_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert health.main(tmp_path / "config.yaml") == 1
     assert health.main(configured(tmp_path, "prot: 1")) == 1
     assert "prot" in capsys.readouterr().out

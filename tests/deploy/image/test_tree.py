@@ -46,9 +46,7 @@ def test_every_directory_that_the_baked_configuration_names_is_there(root: Path)
         ("{}\n", {"/var/lib/numawarden": 0o700, "/run/numawarden": 0o750}),
     ],
 )
-def test_directories_follow_the_configuration(
-    tmp_path: Path, text: str, expected: dict[str, int]
-) -> None:
+def test_directories_are_as_configured(tmp_path: Path, text: str, expected: dict[str, int]) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text)
     assert {str(path): mode for path, mode in tree.directories(file)} == expected

@@ -55,9 +55,7 @@ def containers_of(objects: Objects) -> list[dict[str, Any]]:
     [(), *((name,) for name in COMPONENTS), tuple(COMPONENTS)],
     ids=lambda chosen: "+".join(chosen) or "base",
 )
-def test_helm_renders_the_objects_that_kustomize_does(
-    components: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_helm_renders_what_kustomize_does(components: tuple[str, ...], tmp_path: Path) -> None:
     from_helm = comparable(charted(COMPONENTS[name] for name in components))
     from_kustomize = comparable(kustomized(tmp_path, components))
     assert from_helm == from_kustomize

@@ -91,9 +91,7 @@ def test_no_image_has_a_tag_that_moves() -> None:
         assert ":latest" not in file.read_text(), file
 
 
-def test_the_agent_starts_with_its_configuration(
-    pod: dict[str, Any], container: dict[str, Any]
-) -> None:
+def test_the_agent_has_its_configuration(pod: dict[str, Any], container: dict[str, Any]) -> None:
     assert container["args"] == ["agent", "--config", f"/{tree.CONFIG}"]
     (mount,) = (one for one in container["volumeMounts"] if one["name"] == "config")
     # A directory of a ConfigMap is writable for all users: the agent would not read from there.
@@ -122,9 +120,7 @@ def test_settings_of_components_are_keys_of_the_agent(component: str) -> None:
         load_config(CONFIG.read_text(), "config.yaml", [f"{key}x=1"])
 
 
-def test_capabilities_are_those_of_the_unit(
-    container: dict[str, Any], unit: dict[str, str]
-) -> None:
+def test_capabilities_are_as_of_the_unit(container: dict[str, Any], unit: dict[str, str]) -> None:
     security = container["securityContext"]
     added = [f"CAP_{name}" for name in security["capabilities"]["add"]]
     assert added == unit["CapabilityBoundingSet"].split()
@@ -241,9 +237,7 @@ def test_the_device_plugin_of_exclusive_pods_is_off_unless_asked_for(config: Con
 
 
 @pytest.mark.parametrize(("component", "switch"), COMPONENTS.items())
-def test_the_page_names_each_component_its_switch_and_its_rights(
-    component: str, switch: str
-) -> None:
+def test_the_page_names_each_component_its_switch_and_rights(component: str, switch: str) -> None:
     page = (ROOT / "docs/kubernetes.md").read_text()
     (row,) = (line for line in page.splitlines() if line.startswith(f"| `{component}` |"))
     assert f"`{switch}.enabled`" in row

@@ -60,9 +60,7 @@ def made(running: Served, plugin: FakePlugin, method: str) -> int:
 
 
 @in_loop
-async def test_a_plugin_is_asked_which_of_the_available_devices_it_prefers(
-    directory: Path,
-) -> None:
+async def test_a_plugin_is_asked_which_available_devices_it_prefers(directory: Path) -> None:
     async with registered(directory) as (running, plugin):
         found = await running.plugins.preferred(GPU, FOUR, frozenset("b"), 3)
         assert found == ("b", "d", "c")
@@ -86,9 +84,7 @@ async def test_a_plugin_is_asked_for_no_more_than_its_options_say(directory: Pat
 
 # Shows in differences.md: preference-misfit
 @in_loop
-async def test_a_preference_that_does_not_fit_is_ignored_counted_and_a_condition(
-    directory: Path,
-) -> None:
+async def test_a_preference_that_misfits_is_ignored_counted_and_noted(directory: Path) -> None:
     async with registered(directory) as (running, plugin):
         answer = encoded("PreferredAllocationResponse", container_responses=[{"deviceIDs": "x"}])
         plugin.answers["GetPreferredAllocation"] = always(answer)
@@ -102,9 +98,7 @@ async def test_a_preference_that_does_not_fit_is_ignored_counted_and_a_condition
 
 # Shows in differences.md: preference-fails
 @in_loop
-async def test_a_preference_that_fails_is_none_and_one_that_hangs_costs_its_deadline_once(
-    directory: Path,
-) -> None:
+async def test_a_preference_that_fails_is_none_and_costs_its_deadline_once(directory: Path) -> None:
     async with registered(directory) as (running, plugin):
         for answer in (failing("INTERNAL", "broken"), LATE, LATE, LATE):
             plugin.answers["GetPreferredAllocation"] = answer
@@ -154,9 +148,7 @@ async def test_devices_of_no_plugin_are_not_delivered(directory: Path) -> None:
 
 
 @in_loop
-async def test_a_plugin_that_asked_for_it_prepares_devices_before_a_container_starts(
-    directory: Path,
-) -> None:
+async def test_a_plugin_that_asked_for_it_prepares_devices_for_starts(directory: Path) -> None:
     async with registered(directory) as (running, plugin):
         await running.plugins.start_container(GPU, ("a", "b"))
         [(method, request)] = plugin.calls
@@ -168,9 +160,7 @@ async def test_a_plugin_that_asked_for_it_prepares_devices_before_a_container_st
 
 # Shows in differences.md: plugin-deadline
 @in_loop
-async def test_a_method_that_hangs_is_skipped_for_a_while_and_tried_once_then(
-    directory: Path,
-) -> None:
+async def test_a_method_that_hangs_is_skipped_for_a_while_then_tried_once(directory: Path) -> None:
     async with registered(directory) as (running, plugin):
         plugin.answers["Allocate"] = LATE
         for hung, pause in enumerate((60, 120, 240, 480, 960, 960), 1):
@@ -216,9 +206,7 @@ def test_while_a_method_that_hung_is_tried_it_is_not_called() -> None:
     ("hanging", "field"), [("Allocate", "allocation"), ("PreStartContainer", "start")]
 )
 @in_loop
-async def test_of_a_method_that_hangs_every_pod_but_the_first_is_rejected_at_once(
-    directory: Path, hanging: str, field: str
-) -> None:
+async def test_a_method_that_hangs_costs_one_pod(directory: Path, hanging: str, field: str) -> None:
     """Whatever the other methods answer."""
     async with registered(directory, replace(PATIENT, **{field: 0.05})) as (running, plugin):
         plugin.answers[hanging] = never
@@ -245,9 +233,7 @@ async def test_an_answer_closes_the_breaker(directory: Path) -> None:
 
 
 @in_loop
-async def test_a_plugin_that_hangs_leaves_others_alone_and_registers_again_to_be_called_again(
-    directory: Path,
-) -> None:
+async def test_a_plugin_that_hangs_leaves_others_alone_and_may_come_back(directory: Path) -> None:
     async with registered(directory) as (running, plugin):
         delivering = plugin.answers["Allocate"]
         plugin.answers["Allocate"] = never

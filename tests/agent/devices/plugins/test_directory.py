@@ -69,9 +69,7 @@ async def test_the_directory_is_made_and_only_the_owner_may_connect(directory: P
 
 # Shows in differences.md: plugin-socket
 @in_loop
-async def test_the_directory_of_a_kubelet_is_left_alone_until_the_kubelet_is_gone(
-    directory: Path,
-) -> None:
+async def test_the_directory_of_a_kubelet_is_left_alone_until_it_is_gone(directory: Path) -> None:
     dead_socket(directory / "gpu.sock")
     with ExitStack() as kubelet:
         kubelet.enter_context(listening(directory / "kubelet.sock"))
@@ -104,9 +102,7 @@ async def test_a_kubelet_whose_backlog_is_full_is_a_kubelet(directory: Path) -> 
 
 
 @in_loop
-async def test_a_socket_that_vanishes_is_served_again_and_the_plugins_stay_connected(
-    directory: Path,
-) -> None:
+async def test_a_socket_that_vanishes_is_served_again_and_plugins_stay(directory: Path) -> None:
     async with served(directory) as running, connected(running, device("a")) as plugin:
         (directory / "kubelet.sock").unlink()
         await running.wait_out(PERIOD)
@@ -131,9 +127,7 @@ async def test_a_directory_that_vanishes_is_made_and_served_again(directory: Pat
 
 
 @in_loop
-async def test_a_kubelet_that_takes_the_directory_gets_the_plugins_and_keeps_its_socket(
-    directory: Path,
-) -> None:
+async def test_a_kubelet_that_takes_the_directory_gets_the_plugins(directory: Path) -> None:
     async with served(directory) as running, connected(running, device("a")):
         (directory / "kubelet.sock").unlink()
         with listening(directory / "kubelet.sock"):

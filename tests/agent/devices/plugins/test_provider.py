@@ -58,9 +58,7 @@ async def test_the_options_of_the_request_are_ignored(directory: Path) -> None:
 
 
 @in_loop
-async def test_without_its_plugin_a_resource_is_unhealthy_for_the_grace_period_and_then_dropped(
-    directory: Path,
-) -> None:
+async def test_a_resource_without_plugin_is_unhealthy_and_later_dropped(directory: Path) -> None:
     async with served(directory) as running:
         async with connected(running, device("a", 1)):
             pass
@@ -91,9 +89,7 @@ async def test_the_end_of_the_stream_alone_makes_devices_unhealthy(directory: Pa
 
 # Shows in differences.md: plugin-devices-kept
 @in_loop
-async def test_known_devices_are_unhealthy_until_their_plugin_registers_or_are_dropped(
-    directory: Path,
-) -> None:
+async def test_known_devices_are_unhealthy_until_registered_or_dropped(directory: Path) -> None:
     async with served(directory, known=KNOWN) as running:
         assert running.health() == {"a": False, "b": False}
         assert "since the agent started" in running.plugins._resources.why_lost(GPU)
@@ -107,9 +103,7 @@ async def test_known_devices_are_unhealthy_until_their_plugin_registers_or_are_d
 
 
 @in_loop
-async def test_the_later_of_two_plugins_of_a_resource_replaces_the_earlier(
-    directory: Path,
-) -> None:
+async def test_the_later_of_two_plugins_of_a_resource_replaces_the_first(directory: Path) -> None:
     async with (
         served(directory) as running,
         connected(running, device("a")) as first,
@@ -142,9 +136,7 @@ async def test_a_resource_of_the_configuration_is_not_a_plugins(directory: Path)
 
 # Shows in differences.md: plugin-bounds
 @in_loop
-async def test_resources_are_limited_in_number_and_those_that_were_dropped_make_room(
-    directory: Path,
-) -> None:
+async def test_resources_are_limited_and_those_that_were_dropped_make_room(directory: Path) -> None:
     known = {f"example.com/r{n}": (PluginDevice("a"),) for n in range(MOST_RESOURCES)}
     async with served(directory, known=known) as running:
         plugin = FakePlugin(directory)
@@ -170,9 +162,7 @@ async def test_a_plugin_that_cannot_be_reached_is_not_registered(directory: Path
 
 
 @in_loop
-async def test_a_plugin_that_serves_its_socket_after_it_registered_is_dialled_until_then(
-    directory: Path,
-) -> None:
+async def test_a_plugin_that_serves_its_socket_late_is_dialled_until_then(directory: Path) -> None:
     async with served(directory) as running:
         late = FakePlugin(directory)
         late.send(device("a"))
@@ -213,9 +203,7 @@ async def test_a_plugin_without_options_is_not_registered(
 
 # Shows in differences.md: plugin-lists
 @in_loop
-async def test_a_list_that_cannot_be_used_makes_all_devices_unhealthy_until_a_sound_one(
-    directory: Path,
-) -> None:
+async def test_a_list_of_no_use_makes_all_unhealthy_until_a_sound_one(directory: Path) -> None:
     async with (
         served(directory) as running,
         connected(running, device("a"), device("b")) as plugin,
@@ -236,9 +224,7 @@ async def test_a_list_that_cannot_be_used_makes_all_devices_unhealthy_until_a_so
 
 
 @in_loop
-async def test_a_message_beyond_the_limit_of_grpc_ends_the_connection_and_nothing_else(
-    directory: Path,
-) -> None:
+async def test_a_message_beyond_grpcs_limit_ends_the_connection_alone(directory: Path) -> None:
     async with served(directory) as running, connected(running, device("a")) as plugin:
         plugin.send_raw(b"\x00" * (17 << 20))
         await running.until(lambda: _has(running, a=False))
@@ -249,9 +235,7 @@ async def test_a_message_beyond_the_limit_of_grpc_ends_the_connection_and_nothin
 
 
 @in_loop
-async def test_a_defect_in_reading_a_list_costs_one_plugin_and_is_a_condition(
-    directory: Path,
-) -> None:
+async def test_a_defect_in_reading_a_list_costs_one_plugin_and_is_noted(directory: Path) -> None:
     def defective(raw: bytes) -> tuple[PluginDevice, ...]:
         raise LookupError(raw)
 
@@ -300,9 +284,7 @@ class _Ending:
 
 
 @in_loop
-async def test_of_registrations_at_the_same_moment_one_stays_and_the_others_are_closed(
-    directory: Path,
-) -> None:
+async def test_of_registrations_at_the_same_moment_all_but_one_close(directory: Path) -> None:
     """The first is replaced before its stream of lists was even opened."""
     clients = [_Ending() for _ in range(4)]
     waiting = iter(clients)
@@ -334,9 +316,7 @@ async def test_a_plugin_is_away_however_its_stream_ends_but_by_a_list_that_is_to
 
 
 @in_loop
-async def test_a_plugin_that_ends_again_and_again_without_a_list_is_a_condition_after_the_grace(
-    directory: Path,
-) -> None:
+async def test_a_plugin_that_ends_again_without_a_list_has_one_grace(directory: Path) -> None:
     clients = [_Ending(device_list(device("a"))), *(_Ending() for _ in range(3))]
     waiting = iter(clients)
     async with served(directory, dial=lambda _: next(waiting)) as running:
@@ -356,9 +336,7 @@ async def test_a_plugin_that_ends_again_and_again_without_a_list_is_a_condition_
 
 
 @in_loop
-async def test_lists_of_all_plugins_share_the_time_that_using_lists_may_take(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lists_share_their_turn(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     followed = list[NewestList]()
     follow = NewestList.follow
 

@@ -37,9 +37,7 @@ def test_another_version_is_rejected_with_the_kubelets_words() -> None:
 @pytest.mark.parametrize(
     "resource", ["", "gpu", "cpu", "kubernetes.io/gpu", "a b/c", "a/b/c", "example.com/" + "a" * 64]
 )
-def test_what_is_not_an_extended_resource_is_rejected_with_the_kubelets_words(
-    resource: str,
-) -> None:
+def test_what_is_no_extended_resource_is_rejected_in_the_kubelets_words(resource: str) -> None:
     with pytest.raises(CallError, match=r"the ResourceName .* is invalid"):
         read_registration(registration(resource=resource), DIRECTORY)
 

@@ -91,9 +91,7 @@ async def test_a_new_socket_is_noticed_without_the_periodic_reading(directory: P
 
 
 @in_loop
-async def test_a_plugin_of_a_directory_below_has_its_devices_on_the_endpoint_that_it_names(
-    directory: Path,
-) -> None:
+async def test_a_plugin_of_a_directory_below_has_the_endpoint_it_names(directory: Path) -> None:
     async with watching(directory) as (running, registry):
         (registry / "vendor").mkdir()
         info = {"endpoint": str(directory / "devices.sock")}
@@ -138,9 +136,7 @@ async def test_what_cannot_be_registered_is_answered_and_a_condition_and_tried_a
 
 # Shows in differences.md: plugin-types
 @in_loop
-async def test_plugins_of_other_types_are_left_to_a_kubelet_and_take_no_place(
-    directory: Path,
-) -> None:
+async def test_plugins_of_other_types_are_a_kubelets_and_take_no_place(directory: Path) -> None:
     info = {"type": "CSIPlugin", "name": "csi.x.com"}
     async with watching(directory) as (running, registry), AsyncExitStack() as stack:
         others = [
@@ -156,9 +152,7 @@ async def test_plugins_of_other_types_are_left_to_a_kubelet_and_take_no_place(
 
 # Shows in differences.md: plugin-types
 @in_loop
-async def test_plugins_of_a_directory_that_others_can_write_are_not_registered(
-    directory: Path,
-) -> None:
+async def test_plugins_of_a_directory_open_to_others_are_not_registered(directory: Path) -> None:
     info = {"name": "example.com/other"}
     async with watching(directory) as (running, registry):
         below = registry / "anyone"
@@ -177,9 +171,7 @@ async def test_plugins_of_a_directory_that_others_can_write_are_not_registered(
 
 
 @in_loop
-async def test_plugins_beyond_the_most_resources_are_a_condition_with_what_to_do(
-    directory: Path,
-) -> None:
+async def test_plugins_beyond_the_most_are_a_condition_with_what_to_do(directory: Path) -> None:
     known = {f"example.com/r{n}": (PluginDevice("a"),) for n in range(MOST_RESOURCES)}
     async with (
         watching(directory, known=known) as (running, registry),
