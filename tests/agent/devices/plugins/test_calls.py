@@ -70,6 +70,7 @@ async def test_a_plugin_is_asked_which_available_devices_it_prefers(directory: P
         assert list(asked.available_deviceIDs) == ["a", "b", "c", "d"]
         assert list(asked.must_include_deviceIDs) == ["b"]
         assert asked.allocation_size == 3
+        assert running.plugins.offer().preferring == {GPU}
         assert running.tally.counts == {(CALLS.name, GPU, "GetPreferredAllocation", "ok"): 1}
 
 

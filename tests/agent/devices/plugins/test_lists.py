@@ -161,13 +161,3 @@ async def test_an_error_in_using_a_list_ends_the_stream() -> None:
     with pytest.raises(LookupError):
         await following.task
     assert following.sender.closed
-
-
-@in_loop
-async def test_who_follows_can_be_cancelled() -> None:
-    following = Following()
-    await settled()
-    following.task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await following.task
-    assert following.sender.closed
