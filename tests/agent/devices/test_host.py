@@ -110,6 +110,9 @@ def test_a_port_without_virtual_functions_is_named_with_their_file(network: PciT
     (line,) = selected(network.root, HostDeviceClass(VF, virtual_functions_of="*f1")).conditions
     assert "ens1f1 has no virtual functions" in line
     assert "/sys/class/net/ens1f1/device/sriov_numvfs" in line
+    vf = HostDeviceClass(VF, virtual_functions_of="ens1f0", driver="ice")
+    (line,) = selected(network.root, vf).conditions
+    assert "no device meets driver ice, virtualFunctionsOf ens1f0; compare with" in line
 
 
 def test_an_interface_is_healthy_as_long_as_its_link_is_up(network: PciTree) -> None:

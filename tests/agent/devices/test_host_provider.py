@@ -87,6 +87,8 @@ def test_devices_are_offered_from_the_start(network: PciTree) -> None:
     assert [device.id for device in provider.offer().devices[VF]] == list(FUNCTIONS)
     assert provider.offer().preferring == frozenset()
     assert provider.conditions() == ()
+    assert asyncio.run(provider.preferred(VF, frozenset(FUNCTIONS), frozenset(), 1)) == ()
+    asyncio.run(provider.start_container(VF, FUNCTIONS[:1]))
 
 
 @in_loop
@@ -279,19 +281,17 @@ def test_the_device_that_a_pod_got_last_comes_before_others_of_its_group(tmp_pat
             asyncio.run(provider.allocate(VF, (other,)))
 
 
-def test_a_device_that_is_not_healthy_is_not_delivered(network: PciTree) -> None:
-    provider, _ = provider_of(network)
-    network.set_link(PORT, "ens1f0", "down")
-    with pytest.raises(DeviceError, match="not healthy: the link of ens1f0 is down") as caught:
-        asyncio.run(provider.allocate(VF, (FUNCTIONS[0],)))
-    assert caught.value.remedy
-
-
-def test_a_device_of_another_resource_is_not_delivered(network: PciTree) -> None:
+def test_a_device_that_is_not_healthy_or_of_another_resource_is_not_delivered(
+    network: PciTree,
+) -> None:
     classes = (*CLASSES, HostDeviceClass("example.com/nic", interface="ens1f0"))
     provider = HostDevices(classes, network.root, watches={})
     with pytest.raises(DeviceError, match=f"{VF}: {PORT} is no longer a device"):
         asyncio.run(provider.allocate(VF, (PORT,)))
+    network.set_link(PORT, "ens1f0", "down")
+    with pytest.raises(DeviceError, match="not healthy: the link of ens1f0 is down") as caught:
+        asyncio.run(provider.allocate(VF, (FUNCTIONS[0],)))
+    assert caught.value.remedy
 
 
 def test_an_interface_that_moved_to_a_container_stays_offered(network: PciTree) -> None:
