@@ -14,24 +14,13 @@ from cgroupfs.names import Driver
 from sysfs.mask import Mask
 from systemd.units import allowed_cpus, cpu_quota
 from tests.agent.bundles import ID, OTHER_ID, bundle, cri, runc_state
-from tests.agent.reconcile.pods import (
-    FakeSystemd,
-    exclusive,
-    kernel,
-    layout,
-    mixed,
-    path_of,
-    pod,
-    run,
-    target,
-)
+from tests.agent.reconcile.pods import FakeSystemd, kernel, layout, mixed, path_of, run, target
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cgroupfs.emulated.kernel import EmulatedKernel
 
-SHARED = "0-1,8-15"
 SANDBOX_ID = "c" * 64
 
 
@@ -84,27 +73,6 @@ def test_containers_of_a_runtime_are_pinned_without_being_bound(host: Host) -> N
     assert report.ok
     assert report.notes == ()
     assert [str(host.tree.allowed(pid)[0]) for pid in (1, 2, 3)] == ["2-5", "6-7", "6-7"]
-
-
-def test_a_sandbox_has_what_its_pod_has_and_need_not_be_bound(host: Host) -> None:
-    one = pod(exclusive("db", "2-7"))
-    above = path_of(one, host.driver)
-    assert host.enforcer.enforce(target(one)).ok
-    host.start(above, None, ID, 1)
-    host.start(above, "db", OTHER_ID, 2)
-    report = host.enforcer.enforce(target(one))
-    assert report.ok
-    assert report.notes == ()
-    assert [host.tree.allowed(pid)[0] for pid in (1, 2)] == [Mask.parse("2-7")] * 2
-
-
-def test_a_container_that_is_not_in_the_specification_is_not_identified(host: Host) -> None:
-    one = pod(exclusive("db", "2-7"))
-    assert host.enforcer.enforce(target(one)).ok
-    host.start(path_of(one, host.driver), "debugger", ID, 1)
-    report = host.enforcer.enforce(target(one))
-    assert host.tree.allowed(1)[0] == Mask.parse(SHARED)
-    assert any(ID in note for note in report.notes)
 
 
 def test_what_a_runtime_changed_is_reported_so_and_repaired(host: Host) -> None:

@@ -219,10 +219,7 @@ def test_what_stands_in_a_text_of_json_is_not_a_value(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        *("&%s [1]", "*%s", "!%s 1", "'%s': 1\n'%s': 2"),
-        *('{"%s":1,"%s":2}', '{"a":"%s\\ud800"}'),
-    ],
+    [*("&%s [1]", "*%s", "!%s 1", "'%s': 1\n'%s': 2"), *('{"%s":1,"%s":2}', '{"a":"%s\\ud800"}')],
 )
 def test_a_mistake_quotes_what_is_long_in_short(text: str) -> None:
     with pytest.raises(UnreadableError) as caught:

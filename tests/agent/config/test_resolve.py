@@ -77,10 +77,7 @@ _AMOUNTS: Final = (
             {"cpu": 3000, "memory": 2560 * MIB, "hugepages-2Mi": 4 * MIB},
         ),
         # One that is offline takes nothing from those that run.
-        (
-            "cpuManagerPolicy: static\nreservedSystemCPUs: 0,8\n",
-            {"cpu": 1000, "memory": 100 * MIB},
-        ),
+        ("cpuManagerPolicy: static\nreservedSystemCPUs: 0,8\n", {"cpu": 1000, "memory": 100 * MIB}),
         ("evictionHard: {memory.available: 25%}\n", {"cpu": 0, "memory": 2 * GIB}),
     ],
 )

@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.state.checkpoint import (
-    CheckpointIOError,
-    ReplacedDirectoryError,
-)
+from agent.state.checkpoint import CheckpointIOError, ReplacedDirectoryError
 from agent.state.store import CHECKPOINT_NAME, TEMPORARY_NAME, OsFiles, Store
 from tests.agent.state.disks import DieAt, Died, FailAt, FaultyFiles, MemoryDisk, NoFault
 from tests.agent.state.states import example, ledger_of, mixed_pod

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,7 @@ from deploy.dependencies.__main__ import LICENCES
 from deploy.dependencies.lock import DependencyError, Locked
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 OSI = "Classifier: License :: OSI Approved ::"
@@ -36,13 +38,14 @@ def test_a_licence_that_spdx_does_not_know_is_rejected() -> None:
         licences.choose("Do-What-You-Want")
 
 
-def install(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    *fields: str,
-    texts: tuple[str, ...] = ("LICENSE",),
-) -> None:
-    """Install a package "thing" 1.0 with these lines of metadata and licence files."""
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Return what installs a package "thing" 1.0 with lines of metadata and licence files."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return partial(_install, tmp_path)
+
+
+def _install(tmp_path: Path, *fields: str, texts: tuple[str, ...] = ("LICENSE",)) -> None:
     info = tmp_path / "thing-1.0.dist-info"
     names = ["METADATA", *texts]
     for name in texts:
@@ -52,7 +55,6 @@ def install(
     head = ("Metadata-Version: 2.1", "Name: thing", "Version: 1.0", *fields)
     (info / "METADATA").write_text("\n".join(head) + "\n")
     (info / "RECORD").write_text("".join(f"{info.name}/{name},,\n" for name in names))
-    monkeypatch.syspath_prepend(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -67,9 +69,9 @@ def install(
     ],
 )
 def test_the_licence_is_read_from_new_and_old_metadata(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fields: list[str], expression: str
+    install: Callable[..., None], fields: list[str], expression: str
 ) -> None:
-    install(monkeypatch, tmp_path, *fields)
+    install(*fields)
     assert [one.expression for one in licences.collect([THING])] == [expression]
 
 
@@ -83,16 +85,16 @@ def test_the_licence_is_read_from_new_and_old_metadata(
     ],
 )
 def test_a_package_without_an_allowed_licence_is_rejected(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fields: list[str], message: str
+    install: Callable[..., None], fields: list[str], message: str
 ) -> None:
-    install(monkeypatch, tmp_path, *fields)
+    install(*fields)
     with pytest.raises(DependencyError, match=message):
         licences.collect([THING])
 
 
-def test_every_licence_file_is_rendered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_licence_file_is_rendered(install: Callable[..., None]) -> None:
     texts = ("licenses/LICENSE", "licenses/vendor/x/LICENSE", "NOTICE.txt")
-    install(monkeypatch, tmp_path, "License-Expression: MIT", texts=texts)
+    install("License-Expression: MIT", texts=texts)
     text = licences.render(licences.collect([THING]))
     assert "thing 1.0\nLicence: MIT\n" in text
     for name in ("LICENSE", "vendor/x/LICENSE", "NOTICE.txt"):
@@ -101,14 +103,14 @@ def test_every_licence_file_is_rendered(monkeypatch: pytest.MonkeyPatch, tmp_pat
         assert f"the text of {name}\n" in text
 
 
-def test_a_package_has_a_licence_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(monkeypatch, tmp_path, "License-Expression: MIT", texts=())
+def test_a_package_has_a_licence_text(install: Callable[..., None]) -> None:
+    install("License-Expression: MIT", texts=())
     with pytest.raises(DependencyError, match="without a licence text"):
         licences.collect([THING])
 
 
-def test_only_the_locked_version_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(monkeypatch, tmp_path, "License-Expression: MIT")
+def test_only_the_locked_version_counts(install: Callable[..., None]) -> None:
+    install("License-Expression: MIT")
     with pytest.raises(DependencyError, match=r"thing 2\.0 is in the lock file, 1\.0 is installed"):
         licences.collect([Locked("thing", "2.0", THING.hashes)])
     with pytest.raises(DependencyError, match="other is in the lock file and not installed"):

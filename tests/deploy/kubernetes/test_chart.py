@@ -10,14 +10,7 @@ import yaml
 
 from agent import __version__
 from tests import helm
-from tests.deploy.kubernetes.objects import (
-    CHART,
-    COMPONENTS,
-    Objects,
-    charted,
-    kustomized,
-    pod_of,
-)
+from tests.deploy.kubernetes.objects import CHART, COMPONENTS, Objects, charted, kustomized, pod_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -120,7 +120,9 @@ def test_settings_of_components_are_keys_of_the_agent(component: str) -> None:
         load_config(CONFIG.read_text(), "config.yaml", [f"{key}x=1"])
 
 
-def test_capabilities_are_as_of_the_unit(container: dict[str, Any], unit: dict[str, str]) -> None:
+def test_what_the_agent_may_do_is_as_in_the_unit(
+    pod: dict[str, Any], container: dict[str, Any], unit: dict[str, str]
+) -> None:
     security = container["securityContext"]
     added = [f"CAP_{name}" for name in security["capabilities"]["add"]]
     assert added == unit["CapabilityBoundingSet"].split()
@@ -129,10 +131,6 @@ def test_capabilities_are_as_of_the_unit(container: dict[str, Any], unit: dict[s
     assert security["readOnlyRootFilesystem"] is (unit["ProtectSystem"] == "strict")
     assert security["privileged"] is False
     assert security["seccompProfile"] == {"type": "RuntimeDefault"}
-
-
-def test_of_the_hosts_namespaces_the_agent_has_the_network_alone(pod: dict[str, Any]) -> None:
-    assert pod["hostNetwork"] is True
     assert not {"hostPID", "hostIPC", "hostUsers", "shareProcessNamespace"} & set(pod)
 
 
@@ -183,12 +181,9 @@ def test_volumes_and_mounts_belong_together(pod: dict[str, Any], container: dict
             assert host["path"] == mount["mountPath"]
             # Without a type a runtime makes a directory of what is missing, a file's too.
             assert host["type"] in ("Directory", "DirectoryOrCreate", "File")
-
-
-def test_only_what_is_the_agents_own_is_made_on_the_host(pod: dict[str, Any]) -> None:
-    hosts = [one["hostPath"] for one in pod["volumes"] if "hostPath" in one]
+    hosts = [one["hostPath"] for one in volumes.values() if "hostPath" in one]
     made = {host["path"] for host in hosts if host["type"] == "DirectoryOrCreate"}
-    assert made == {"/var/lib/numawarden", "/run/numawarden"}
+    assert made == {"/var/lib/numawarden", "/run/numawarden"}  # what is the agent's own
 
 
 def test_the_base_asks_the_api_server_for_nothing(pod: dict[str, Any]) -> None:
@@ -206,12 +201,8 @@ def test_the_base_asks_the_api_server_for_nothing(pod: dict[str, Any]) -> None:
 def test_a_component_with_a_role_has_a_token_and_others_have_none(component: str) -> None:
     folder = KUBERNETES / "components" / component
     patched = folder / "daemonset.yaml"
-    token = (
-        pod_of(documents(patched)[0]).get("automountServiceAccountToken", False)
-        if patched.exists()
-        else False
-    )
-    assert token is (folder / "rbac.yaml").exists()
+    pod = pod_of(documents(patched)[0]) if patched.exists() else {}
+    assert pod.get("automountServiceAccountToken", False) is (folder / "rbac.yaml").exists()
 
 
 @pytest.mark.parametrize("component", ["pods-endpoint", "version", "topology", "events"])
