@@ -42,9 +42,12 @@ def _mounts(path: str) -> tuple[Delivery, ...]:
         *((Delivery(environment={"A": text}), "has control characters") for text in _HOSTILE),
         *((Delivery(annotations={"A": text}), "has control characters") for text in _HOSTILE),
         *(
-            (Delivery(**{field: {name: "A"}}), "has a name that cannot be given")
-            for field in ("environment", "annotations")
+            (delivery, "has a name that cannot be given")
             for name in (*_HOSTILE, "", "a=b", "a b", "é")
+            for delivery in (
+                Delivery(environment={name: "A"}),
+                Delivery(annotations={name: "A"}),
+            )
         ),
         *((each, "cannot be printed") for text in _HOSTILE for each in _mounts(f"/a/{text}")),
         *((each, "leads through") for path in ("/a/..", "/../b", "/.") for each in _mounts(path)),
