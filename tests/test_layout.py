@@ -28,11 +28,6 @@ NO_RESOURCE: Final = (
 )
 RESOURCES: Final = frozenset({"cpu", "cpus", "memory", "device", "devices", "hugepages", "mems"})
 
-#: What does not follow the rules yet. `test_exceptions_are_still_needed` fails as soon as one does:
-#: delete it here then.
-CYCLES_TO_MEND: Final[frozenset[frozenset[str]]] = frozenset()
-NAMES_TO_CHANGE: Final[frozenset[str]] = frozenset()
-
 
 def modules_below(root: Path, packages: tuple[str, ...] = PACKAGES) -> dict[str, Path]:
     """Return the file of each module, by its full name; a package is the module of that name."""
@@ -122,17 +117,11 @@ def modules() -> dict[str, Path]:
 
 
 def test_no_modules_import_each_other_in_a_circle(modules: dict[str, Path]) -> None:
-    assert cycles_in(import_graph(modules)) - CYCLES_TO_MEND == set()
+    assert cycles_in(import_graph(modules)) == set()
 
 
 def test_no_two_public_classes_have_the_same_name(modules: dict[str, Path]) -> None:
-    found = repeated_names(modules)
-    assert {name: places for name, places in found.items() if name not in NAMES_TO_CHANGE} == {}
-
-
-def test_exceptions_are_still_needed(modules: dict[str, Path]) -> None:
-    assert cycles_in(import_graph(modules)) >= CYCLES_TO_MEND
-    assert repeated_names(modules).keys() >= NAMES_TO_CHANGE
+    assert repeated_names(modules) == {}
 
 
 @pytest.mark.parametrize("name", NO_RESOURCE)
@@ -161,23 +150,24 @@ def small(tmp_path: Path) -> dict[str, Path]:
     return modules_below(tmp_path, ("agent",))
 
 
-def test_imports_in_functions_and_for_types_close_a_circle(small: dict[str, Path]) -> None:
+def test_imports_anywhere_close_a_circle_private_names_are_free(small: dict[str, Path]) -> None:
     circle = {"agent.first", "agent.inner.second", "agent.inner.third"}
     assert cycles_in(import_graph(small)) == {frozenset(circle)}
+    assert repeated_names(small) == {"Same": ["agent.first", "agent.inner.second"]}
 
 
-def test_a_module_that_imports_itself_is_a_circle() -> None:
-    assert cycles_in({"a": frozenset("a"), "b": frozenset("a")}) == {frozenset("a")}
-
-
-def test_what_imports_a_circle_is_not_part_of_it() -> None:
-    graph = {"top": frozenset("a"), "a": frozenset("b"), "b": frozenset("a")}
-    assert cycles_in(graph) == {frozenset("ab")}
-
-
-def test_two_circles_are_kept_apart() -> None:
-    graph = {"a": frozenset("b"), "b": frozenset("ac"), "c": frozenset("d"), "d": frozenset("c")}
-    assert cycles_in(graph) == {frozenset("ab"), frozenset("cd")}
+@pytest.mark.parametrize(
+    ("graph", "cycles"),
+    [
+        ({"a": "a", "b": "a"}, ["a"]),
+        ({"top": "a", "a": "b", "b": "a"}, ["ab"]),
+        ({"a": "b", "b": "ac", "c": "d", "d": "c"}, ["ab", "cd"]),
+    ],
+    ids=["of one module", "imported from above", "two that are kept apart"],
+)
+def test_a_circle_is_of_those_that_import_each(graph: dict[str, str], cycles: list[str]) -> None:
+    found = cycles_in({name: frozenset(imported) for name, imported in graph.items()})
+    assert found == set(map(frozenset, cycles))
 
 
 @pytest.mark.parametrize(
@@ -185,12 +175,8 @@ def test_two_circles_are_kept_apart() -> None:
     [
         "from agent.managers.cpu import manager",
         "from agent.managers.registry import CpuManager as Manager",
-        "ledger.exclusive_cpus",
-        "def f(memory): ...",
-        "f(devices=1)",
-        "parts['memory']",
-        "f'{size} of memory'",
-        "class FreeCPUs: ...",
+        *("ledger.exclusive_cpus", "def f(memory): ...", "f(devices=1)", "parts['memory']"),
+        *("f'{size} of memory'", "class FreeCPUs: ..."),
     ],
 )
 def test_a_resource_is_found_wherever_code_names_one(text: str) -> None:
@@ -200,7 +186,3 @@ def test_a_resource_is_found_wherever_code_names_one(text: str) -> None:
 def test_prose_and_longer_words_name_no_resource() -> None:
     text = '''def f(memorable):\n    """Return CPUs."""\n    return memorable  # memory'''
     assert not RESOURCES & set(words_in(ast.parse(text)))
-
-
-def test_private_classes_may_share_a_name(small: dict[str, Path]) -> None:
-    assert repeated_names(small) == {"Same": ["agent.first", "agent.inner.second"]}

@@ -59,9 +59,6 @@ def nullable(schema: Schema) -> Schema:
     return {**schema, "type": [*kinds, "null"], **values}
 
 
-# --- One of several names, a number --------------------------------------------------------------
-
-
 def _boolean(reader: KeyReader, at: Field, base: bool) -> bool:  # noqa: FBT001  # of all kinds
     value = reader.boolean(at)
     return base if value is None else value
@@ -120,9 +117,6 @@ def whole_number(lowest: int, highest: int, *, zero_means: int = 0) -> Kind[int]
 
     schema = {"type": "integer", "minimum": lowest, "maximum": highest}
     return Kind(f"whole number from {lowest} to {highest}", schema, read, int)
-
-
-# --- One text ------------------------------------------------------------------------------------
 
 
 def _written(value: object) -> Plain:
@@ -446,8 +440,6 @@ def duration_text(seconds: float) -> str:
     return "".join(parts) or "0s"
 
 
-# --- Amounts -------------------------------------------------------------------------------------
-
 #: A quantity that is not negative, as JSON schema has it: more is allowed than `Quantity` takes.
 _QUANTITY_PATTERN: Final = r"\s*[+-]?[0-9]*(\.[0-9]*)?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?\s*"
 _AMOUNT: Final[Schema] = {"type": ["string", "number"], "pattern": f"^{_QUANTITY_PATTERN}$"}
@@ -498,9 +490,6 @@ def byte_size(lowest: int, highest: int) -> Kind[int]:
         read,
         lambda size: str(Quantity.of_bytes(size)),
     )
-
-
-# --- Mappings ------------------------------------------------------------------------------------
 
 
 def mapping_kind(
@@ -640,9 +629,6 @@ EVICTION_THRESHOLDS: Final = mapping_kind(
     _threshold,
     str,
 )
-
-
-# --- Lists ---------------------------------------------------------------------------------------
 
 
 class MemoryReservation(Struct, frozen=True):

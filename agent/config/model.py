@@ -4,6 +4,10 @@ Keys outside of `agent` have the names, values and defaults of the kubelet (Kube
 kubelet.config.k8s.io/v1beta1), so that settings can be carried over. The reference, the commented
 example and the JSON schema follow from the declarations, as does everything that reads a file.
 What depends on the host is decided by `agent.config.resolve`. Durations are seconds.
+
+Stages and defaults of feature gates are those of the version of Kubernetes that a configuration
+names. Sources of the policy options: KEP-2625 (CPU manager), KEP-3545 (topology manager), KEP-4540
+(strict-cpu-reservation), KEP-4800 (uncore cache).
 """
 
 from __future__ import annotations
@@ -80,14 +84,6 @@ if TYPE_CHECKING:
     from agent.managers.policy import PluginDevice
     from agent.managers.versions import Rule, VersionRules
     from sysfs.mask import Mask
-
-
-# --- features -------------------------------------------------------------------------------------
-# Policy options and feature gates: which change anything here, what they exclude.
-#
-# Stages and defaults are those of the version of Kubernetes that a configuration names. Sources of
-# the options: KEP-2625 (CPU manager policy options), KEP-3545 (topology manager policy options),
-# KEP-4540 (strict-cpu-reservation), KEP-4800 (uncore cache).
 
 
 class GateStage(StrEnum):
@@ -283,8 +279,6 @@ def gate_notes(gates: Mapping[str, bool]) -> Iterator[str]:
             yield f"featureGates.{name} changes nothing here{near}"
 
 
-# --- Policy options ------------------------------------------------------------------------------
-
 FULL_PCPUS_ONLY: Final = "full-pcpus-only"
 DISTRIBUTE_ACROSS_NUMA: Final = "distribute-cpus-across-numa"
 DISTRIBUTE_ACROSS_CORES: Final = "distribute-cpus-across-cores"
@@ -439,8 +433,6 @@ def host_problems(
 def _is_on(options: Mapping[str, str], name: str) -> bool:
     return _BOOLEANS.get(options.get(name, ""), False)
 
-
-# --- model ----------------------------------------------------------------------------------------
 
 DEFAULT_MAX_PODS: Final = 110
 _MAX_INT32: Final = (1 << 31) - 1

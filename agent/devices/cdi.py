@@ -1,4 +1,8 @@
-"""What was delivered to a pod's containers as a specification of the Container Device Interface.
+"""What was delivered to a pod's containers: checked, specified and written for container runtimes.
+
+A provider of devices is another program, and what it answers becomes files, mounts and arguments
+of commands, so `checked` looks at it before it is saved; the kubelet hands the values on unread.
+`specification` makes of it the Container Device Interface of a pod, `CdiFiles` the pod's file.
 
 A pod has one specification with a device for each container that has something to edit. Rules and
 versions are those of CDI 0.8 (tags.cncf.io/container-device-interface, SPEC.md and its library). A
@@ -216,12 +220,6 @@ def _minimum_version(kind: str, devices: tuple[CdiDevice, ...]) -> str:
     return _EARLIEST
 
 
-# --- delivery checks ------------------------------------------------------------------------------
-# Checks of what a provider delivered, before it is saved, written and given to a container.
-#
-# A provider of devices is another program, and what it answers becomes files, mounts and arguments
-# of commands. The kubelet hands the values on unread.
-
 #: Bytes that all texts of one answer may have together; they are kept in the checkpoint.
 LARGEST: Final = 1 << 20
 #: MAX_ARG_STRLEN of the kernel: bytes of one `NAME=value` with its zero (execve(2)).
@@ -326,14 +324,6 @@ def _has_controls(text: str) -> bool:
     return _CONTROLS.search(text) is not None
 
 
-# --- cdi files ------------------------------------------------------------------------------------
-# The files by which container runtimes find what was delivered to pods: one for each pod.
-#
-# Runtimes read every specification in `/var/run/cdi` (and `/etc/cdi`). The files follow from the
-# allocations: they are written after the checkpoint, removed with the pod, and written again where
-# they are missing or differ. So a file that cannot be written ends nothing: it is reported, and
-# tried again with the next comparison.
-
 _FILE: Final = re.compile(r"numawarden-(.+)\.json")
 #: A file that is being written: runtimes read names that end with .json or .yaml alone.
 _UNFINISHED: Final = re.compile(r"\.numawarden-.+\.json\.new")
@@ -343,6 +333,11 @@ _LARGEST: Final = 64 << 20
 
 class CdiFiles:
     """The files of pods in one directory; without a directory nothing is written.
+
+    Runtimes read every specification in `/var/run/cdi` (and `/etc/cdi`). The files follow from the
+    allocations: they are written after the checkpoint, removed with the pod, and written again
+    where they are missing or differ. So a file that cannot be written ends nothing: it is reported,
+    and tried again with the next comparison.
 
     `write`, `remove` and `reconcile` block on the file system and raise nothing: `conditions` says
     what is not as it should be.

@@ -1,4 +1,9 @@
-"""Reading a stream of lists of which only the newest counts, at a bounded cost."""
+"""What device plugins send, decoded within bounds: lists of devices, and answers to calls.
+
+Bytes go in; devices, options, preferences and deliveries come out, or `AnswerError` says what is
+wrong. Every message of ListAndWatch has all devices, so that of a stream of lists only the newest
+counts: `NewestList` uses it at a cost that the sender cannot raise.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +35,6 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from agent.rpc import Message
 
-
-# --- device list ----------------------------------------------------------------------------------
-# The list of devices that a plugin sends (ListAndWatch): every message has all devices.
 
 #: The only health with which a device is allocated; every other text is unhealthy.
 HEALTHY: Final = "Healthy"
@@ -87,9 +89,6 @@ def _device(message: Message) -> PluginDevice:
 def _place(nodes: tuple[int, ...]) -> Mask:
     return Mask.from_ids(nodes)
 
-
-# --- answers --------------------------------------------------------------------------------------
-# What plugins answer to calls: options, a preference, what a container gets.
 
 #: The most mounts, device nodes, variables, annotations and CDI names of one container, each.
 MOST_ENTRIES: Final = 1024
@@ -175,8 +174,6 @@ def _bounded(entries: Sized, what: str) -> None:
     if len(entries) > MOST_ENTRIES:
         raise AnswerError(f"there are {len(entries)} {what}, {MOST_ENTRIES} are allowed")
 
-
-# --- lists ----------------------------------------------------------------------------------------
 
 #: At least so long after a list is the next one used, in seconds.
 PAUSE: Final = 0.1

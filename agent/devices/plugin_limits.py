@@ -1,4 +1,4 @@
-"""The metrics of device plugins, and how they are counted."""
+"""What device plugins get at most, of time, devices and bytes, and what is counted of them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import Final, Protocol, Self
 from msgspec import Struct
 
 from agent.managers.metrics import MetricSpec, MetricType, gauge
-
-# --- limits ---------------------------------------------------------------------------------------
-# What device plugins get of the agent at most: time, devices, bytes; and how time passes.
 
 #: How long a resource whose plugin is gone keeps its devices (unhealthy), in seconds; the kubelet's
 #: endpointStopGracePeriod.
@@ -49,8 +46,6 @@ class Deadlines(Struct, frozen=True):
         """Return the deadlines that follow from `agent.devicePlugins.callTimeout`."""
         return cls(options=seconds, preference=seconds / 2, allocation=seconds)
 
-
-# --- metrics --------------------------------------------------------------------------------------
 
 REGISTRATIONS: Final = MetricSpec(
     "kubelet_device_plugin_registration_total",

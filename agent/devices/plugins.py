@@ -1,4 +1,10 @@
-"""All device plugins together as one provider of devices."""
+"""All device plugins together as one provider of devices (`DevicePlugins`).
+
+Registrations, lists of devices and answers to calls come in; what is offered, what a container
+gets, and what is amiss go out. A `Plugin` is one that is connected: its calls have a deadline and
+are counted, and a `CallBreaker` keeps a method that hangs from costing every pod one.
+`PluginResources` are the devices of all plugins, those of lost ones included.
+"""
 
 from __future__ import annotations
 
@@ -68,9 +74,7 @@ if TYPE_CHECKING:
 
     Call: TypeAlias = Callable[[str, Message, MessageClass, float], Awaitable[bytes]]
 
-
-# --- breaker --------------------------------------------------------------------------------------
-# A circuit breaker for one method of a plugin: what hangs costs few deadlines, not each pod's.
+log = structlog.get_logger(__name__)
 
 #: How long a method is not called after a call without an answer, in seconds: its calls are made
 #: one after the other, so that every further deadline would delay all pods with the resource.
@@ -114,9 +118,6 @@ class CallBreaker:
     def _open(self) -> None:
         self._closes_at = self._monotonic() + min(BACK_OFF * 2**self.timeouts, LONGEST_BACK_OFF)
 
-
-# --- plugin ---------------------------------------------------------------------------------------
-# One connected plugin: its options and its calls, each with a deadline and counted.
 
 _UNREACHABLE: Final = "UNAVAILABLE"
 _TIMEOUT: Final = "DEADLINE_EXCEEDED"
@@ -329,10 +330,6 @@ def _printable(error: CallError) -> CallError:
     return CallError(error.code, escaped)
 
 
-# --- resources ------------------------------------------------------------------------------------
-# The resources of all plugins: their devices, whether these can be given, and what is amiss.
-
-
 class PluginResource:
     """A resource of plugins: the devices of the last list, and the plugin while it is connected.
 
@@ -526,10 +523,6 @@ def _lines(found: PluginResource) -> Iterator[str]:
             yield unanswered(method, breaker)
 
 
-# --- provider -------------------------------------------------------------------------------------
-
-log = structlog.get_logger(__name__)
-
 #: How often the directory is looked at and what expired is dropped, in seconds.
 PERIOD: Final = 2.0
 #: The same while the directory cannot be served, so that a kubelet is not disturbed often.
@@ -713,8 +706,6 @@ class DevicePlugins:
         finally:
             self.update()
 
-    # --- plugins ----------------------------------------------------------------------------------
-
     def _check_registrable(self, resource: str) -> None:
         """Raise `CallError` unless a plugin may have a resource."""
         if resource in self._configured:
@@ -806,8 +797,6 @@ class DevicePlugins:
         await asyncio.gather(*following, return_exceptions=True)
         await asyncio.gather(*self._closing)
 
-    # --- the directory ----------------------------------------------------------------------------
-
     async def _serve_directory(self) -> None:
         while True:
             await self._look_after_directory()
@@ -855,8 +844,6 @@ class DevicePlugins:
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
-
-    # --- changes ----------------------------------------------------------------------------------
 
     def update(self) -> None:
         """Compute offer and conditions, and note whether they changed."""

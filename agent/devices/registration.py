@@ -1,4 +1,16 @@
-"""What a plugin says when it registers: its resource, and the file name of its socket."""
+"""How device plugins register: over a socket in a directory, or by their own sockets in another.
+
+`PluginDirectory` is the directory of `kubelet.sock`. Its path is fixed in most plugins, so a
+kubelet may serve it at the same time or start later. The socket is made under another name and
+linked to its own: a link never replaces a file, so that a kubelet's socket made at the same moment
+stays; and gRPC, which removes the name that it was bound to when it stops, does not remove the
+socket of a kubelet. `read_registration` says who registers there.
+
+`PluginRegistry` is the kubelet's plugin watcher: plugins that serve `pluginregistration/v1` in a
+directory are asked who they are, registered, and informed what became of it
+(pkg/kubelet/pluginmanager). What other types of plugins serve (CSI, DRA) is the business of a
+kubelet, so that these are not answered.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +54,7 @@ if TYPE_CHECKING:
 
     Watch: TypeAlias = Callable[[Path], AsyncIterator[None]]
 
-
-# --- directory ------------------------------------------------------------------------------------
-# The directory of plugins' sockets, and the socket with which plugins register.
-#
-# It is the kubelet's directory, whose path is fixed in most plugins, so a kubelet may serve it at
-# the same time or start later. The socket is made under another name and linked to its own: a link
-# never replaces a file, so that a kubelet's socket made at the same moment stays; and gRPC, which
-# removes the name that it was bound to when it stops, does not remove the socket of a kubelet.
+log = structlog.get_logger(__name__)
 
 #: The name under which the socket is made.
 UNLINKED_SOCKET: Final = ".numawarden"
@@ -152,8 +157,6 @@ def _answers(path: Path) -> bool:
     return code not in _FREE and (code in (0, errno.EAGAIN) or is_socket(path))
 
 
-# --- registration ---------------------------------------------------------------------------------
-
 #: Go's gRPC answers with this code where a method returns an error without one, as the kubelet's.
 UNKNOWN: Final = "UNKNOWN"
 INVALID: Final = "INVALID_ARGUMENT"
@@ -209,15 +212,6 @@ def _endpoint(name: str, directory: Path) -> str:
         )
     return name
 
-
-# --- registry -------------------------------------------------------------------------------------
-# The kubelet's plugin watcher: plugins that are found by their sockets in a directory.
-#
-# A plugin serves `pluginregistration/v1` there: it is asked who it is, registered, and informed
-# what became of it (pkg/kubelet/pluginmanager). What other types of plugins serve (CSI, DRA) is the
-# business of a kubelet, so that these are not answered.
-
-log = structlog.get_logger(__name__)
 
 #: How often the directory is read even if nothing announced a change, in seconds.
 PERIOD: Final = 2.0

@@ -1,4 +1,11 @@
-"""Reading manifests: a defaulted and validated pod, or all mistakes of the manifest."""
+"""Reading manifests: a defaulted and validated pod with warnings, or all mistakes of the manifest.
+
+What a manifest says that has no effect here is a warning for its author. A field of `v1.Pod` that
+only a cluster or a container runtime gives a meaning is listed with the others in one warning; a
+key that no Pod has gets a warning with the nearest name. Fields that every pod of a cluster has, or
+that start the containers' processes, are expected and not listed. Source of the names:
+`v1.PodSpec`, `v1.Container` and `metav1.ObjectMeta` of Kubernetes v1.36.
+"""
 
 from __future__ import annotations
 
@@ -55,16 +62,6 @@ from agent.yaml import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-
-# --- ignored --------------------------------------------------------------------------------------
-# What a manifest says that has no effect here: warnings for its author.
-#
-# A field of `v1.Pod` that only a cluster or a container runtime gives a meaning is listed with the
-# others in one warning; a key that no Pod has gets a warning with the nearest name. Fields that
-# every pod of a cluster has, or that start the containers' processes, are expected and not listed.
-#
-# Source of the names: `v1.PodSpec`, `v1.Container` and `metav1.ObjectMeta` of Kubernetes v1.36.
 
 
 def _names(text: str) -> frozenset[str]:
@@ -192,8 +189,6 @@ def _keys(where: Field | None) -> Iterator[str]:
     if where is not None and isinstance(where.node, MappingNode):
         yield from (key for key in where.node.entries if where.child(key) is not None)
 
-
-# --- manifest -------------------------------------------------------------------------------------
 
 DEFAULT_NAMESPACE: Final = "default"
 #: The source name of a manifest that comes over the API, in errors and in the uid of a pod without

@@ -1,6 +1,10 @@
 """The pod as the managers use it: names, kinds, requests and limits of v1.Pod, and their digest.
 
-The digest recognizes a request that is repeated: it covers what a decision depends on.
+The digest recognizes a request that is repeated: it covers what a decision depends on. Of its
+annotations a pod has how long it stays admitted (`Lifetime`), what it asks of the isolation of its
+exclusive CPUs beside what the configuration gives all, and what it requires of its allocation
+beyond what the policies demand (`Quality`). `PodIdentity` is whom a manifest speaks of, even if it
+is not valid.
 """
 
 from __future__ import annotations
@@ -24,9 +28,6 @@ if TYPE_CHECKING:
 
     from agent.pods.quantity import Quantity
 
-
-# --- identity -------------------------------------------------------------------------------------
-# Names of pods, and the identity of the pod that a manifest names, even if it is not valid.
 
 _LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?", re.ASCII)
 _SUBDOMAIN: Final = re.compile(rf"{_LABEL.pattern}(?:\.{_LABEL.pattern})*", re.ASCII)
@@ -173,10 +174,6 @@ def _text(node: Node | None) -> str:
     return text
 
 
-# --- errors ---------------------------------------------------------------------------------------
-# Errors of quantities and pod manifests.
-
-
 @dataclass
 class ManifestError(DocumentError):
     """A pod manifest was rejected; `problems` are all its mistakes with path and line.
@@ -188,9 +185,6 @@ class ManifestError(DocumentError):
 
     what = "pod manifest"
 
-
-# --- lifetime -------------------------------------------------------------------------------------
-# How long a pod is to stay admitted: until it is removed, or until what runs for it has ended.
 
 #: The annotation: `processes` for a pod that ends with its processes.
 END: Final = "agent.numawarden/end"
@@ -250,9 +244,6 @@ def lifetime_faults(annotations: Mapping[str, str], containers: int) -> dict[str
         found[UNIT] = f"a unit is one container, the pod has {containers}"
     return found
 
-
-# --- isolation ------------------------------------------------------------------------------------
-# What a pod asks of the isolation of its exclusive CPUs, beside what the configuration gives all.
 
 _ISOLATION: Final = "isolation.numawarden.dev/"
 #: Interrupts keep off the pod's CPUs; with `own-devices` those of its devices go there.
@@ -324,8 +315,6 @@ def memory_classes_fault(text: str) -> str:
             return f"{name[:40]!r} is not the name of a class of memory: {fault}"
     return "" if _names(text) else "it names no class of memory; leave it out or name some: dram"
 
-
-# --- model ----------------------------------------------------------------------------------------
 
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
@@ -459,9 +448,6 @@ def _amounts_text(resources: Resources) -> str:
 def _listed(amounts: Mapping[str, Quantity]) -> str:
     return ",".join([f"[{quoted(name)},{amount.nano}]" for name, amount in sorted(amounts.items())])
 
-
-# --- requirements ---------------------------------------------------------------------------------
-# What a pod requires of its allocation, beyond what the policies demand: annotations.
 
 #: The annotation: names of qualities, separated by commas.
 REQUIRE: Final = "agent.numawarden/require"

@@ -1,4 +1,17 @@
-"""The content of a checkpoint: ledger, bindings, and the host and policy they were valid for."""
+"""The content of a checkpoint: ledger, bindings, and the host and policy they were valid for.
+
+`encode` and `decode` make a document of it and the reverse; what can be wrong with one, with its
+directory, or while it is written, is an error here. The document is JSON on one line:
+`{"format":"numawarden-checkpoint","version":2,"checksum":"sha256:...","state":{...}}`. The
+checksum is over the bytes of the value of `state`, exactly as in the file, so that any change of
+them is found. This frame is that of every format; `version` says what `state` looks like.
+
+`state` has the ledger's own values (`agent.values.Saved`) as msgspec writes them. Sets of ids are
+texts in the kernel's list format, a hint is `[nodes as bits, preferred]`, and what equals its
+default may be left out. Fields may be added without a new version: a file without them has their
+defaults, and a release that does not know them leaves them alone. It writes those of the state
+again as they were, and those of a pod until the allocation of the pod changes.
+"""
 
 from __future__ import annotations
 
@@ -263,10 +276,6 @@ def _reserved_memory(policy: Policy) -> Iterator[tuple[str, str]]:
             yield f"reservedMemory.{node}.{type_name}", str(size)
 
 
-# --- errors ---------------------------------------------------------------------------------------
-# What can be wrong with a checkpoint, its directory, or writing it.
-
-
 class CheckpointError(Exception):
     """Base of all errors of this package."""
 
@@ -408,20 +417,6 @@ def _reason(error: OSError) -> str:
 def _remedy(error: OSError) -> str:
     return _REMEDIES.get(error.errno or 0, "check the file system")
 
-
-# --- codec ----------------------------------------------------------------------------------------
-# From a checkpoint to its bytes and back.
-#
-# The document is JSON on one line:
-# `{"format":"numawarden-checkpoint","version":2,"checksum":"sha256:...","state":{...}}`. The
-# checksum is over the bytes of the value of `state`, exactly as in the file, so that any change of
-# them is found. This frame is that of every format; `version` says what `state` looks like.
-#
-# `state` has the ledger's own values (`agent.values.Saved`) as msgspec writes them. Sets of ids are
-# texts in the kernel's list format, a hint is `[nodes as bits, preferred]`, and what equals its
-# default may be left out. Fields may be added without a new version: a file without them has their
-# defaults, and a release that does not know them leaves them alone. It writes those of the state
-# again as they were, and those of a pod until the allocation of the pod changes.
 
 FORMAT: Final = "numawarden-checkpoint"
 VERSION: Final = 2

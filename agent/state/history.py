@@ -195,8 +195,6 @@ class HistoryStore:
             os.close(self._fd)
             self._fd = -1
 
-    # --- writing --------------------------------------------------------------------------------
-
     def _opened(self) -> None:
         """Open the current file unless it is open, and drop a line that was cut off."""
         self._check()
@@ -283,8 +281,6 @@ class HistoryStore:
             self._files.rename(self.path, self._previous)
         self.close()
         self._opened()
-
-    # --- reading --------------------------------------------------------------------------------
 
     def _lines(self) -> Iterator[bytes]:
         """Yield all lines, the latest first."""

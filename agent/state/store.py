@@ -1,4 +1,9 @@
-"""The only writer of the checkpoint."""
+"""The only writer of the checkpoint.
+
+`Store` saves and loads it in the state directory, which is checked and locked for one process. A
+checkpoint is read after checking type, owner and mode of its file. `Files` are all operations on
+files, so that a test can fail each one.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +37,6 @@ if TYPE_CHECKING:
 
     from agent.state.checkpoint import Checkpoint
 
-
-# --- directory ------------------------------------------------------------------------------------
-# The state directory: checked, and locked for one process.
 
 LOCK_NAME: Final = "lock"
 
@@ -154,9 +156,6 @@ def _holder(fd: int) -> int | None:
     text = os.pread(fd, 32, 0).strip()
     return int(text) if text.isdigit() else None
 
-
-# --- files ----------------------------------------------------------------------------------------
-# The file operations of the store, all of them, so that a test can fail each one.
 
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 #: Without O_NONBLOCK opening a named pipe would wait for a writer for ever.
@@ -279,9 +278,6 @@ class OsFiles:
         return 0 if space.f_files and not files else blocks * space.f_frsize
 
 
-# --- open checks ----------------------------------------------------------------------------------
-# Reading the checkpoint after checking type, owner and mode of its file.
-
 #: These errors concern this process, not the file.
 _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR})
 _KINDS: Final = {
@@ -332,8 +328,6 @@ def check_status(status: os.stat_result, path: Path) -> None:
         problem = f"has {status.st_size} bytes, which no checkpoint has"
         raise UnreadableCheckpointError(path, "$", problem, _RECOVERY)
 
-
-# --- store ----------------------------------------------------------------------------------------
 
 CHECKPOINT_NAME: Final = "checkpoint.json"
 TEMPORARY_NAME: Final = "checkpoint.json.new"

@@ -47,11 +47,6 @@ def test_what_never_ends_is_given_up_soon_after_the_limit() -> None:
     assert zeros.taken < 2 << 20
 
 
-def test_a_missing_file_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read_bounded(tmp_path / "none")
-
-
 def test_no_file_has_a_null_byte_in_its_name(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="null byte") as caught:
         read_bounded(tmp_path / "a\0b")

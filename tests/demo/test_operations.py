@@ -158,9 +158,6 @@ def test_every_exit_code_that_is_named_exists() -> None:
     )
 
 
-# --- what is shown is what is printed -----------------------------------------------------------
-
-
 def blocks() -> Iterator[list[str]]:
     """Yield each command that is shown, with the lines that are shown of its output."""
     for block in re.findall(r"```console\n(.*?)```", TEXT, flags=re.DOTALL):

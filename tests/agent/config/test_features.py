@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 
 import pytest
@@ -8,7 +9,6 @@ import pytest
 from agent.config.model import (
     CPU_OPTIONS,
     GATES,
-    LOCKED_ON,
     OWN_GATES,
     Config,
     cpu_option_problems,
@@ -64,15 +64,9 @@ def test_a_whole_stage_can_be_switched_and_a_named_gate_wins() -> None:
     ("gates", "gate", "words"),
     [
         ({"CPUManagerPolicyOptions": False}, "CPUManagerPolicyOptions", "cannot be switched off"),
-        (
-            {"PodLevelResourceManagers": True, "PodLevelResources": False},
-            "PodLevelResourceManagers",
-            "needs PodLevelResources",
-        ),
-        (
-            {"PodLevelResourcesFixDefaulting": True, "PodLevelResources": False},
-            "PodLevelResourcesFixDefaulting",
-            "needs PodLevelResources",
+        *(
+            ({gate: True, "PodLevelResources": False}, gate, "needs PodLevelResources")
+            for gate in ("PodLevelResourceManagers", "PodLevelResourcesFixDefaulting")
         ),
     ],
 )
@@ -122,25 +116,20 @@ def test_a_mistyped_gate_is_taken_for_the_one_that_was_meant(name: str) -> None:
         assert note == f'featureGates.{mistyped} changes nothing here; did you mean "{name}"?'
 
 
-def test_no_gate_is_in_two_lists() -> None:
-    assert LOCKED_ON.isdisjoint(OWN_GATES)
-
-
 _ALL_GATES = FeatureGates(cpu_manager_policy_alpha_options=True)
 
 
-@pytest.mark.parametrize("value", ["1", "t", "T", "TRUE", "true", "True"])
-def test_values_that_go_takes_for_true_are_true(value: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "on"),
+    [
+        *((value, True) for value in ("1", "t", "T", "TRUE", "true", "True")),
+        *((value, False) for value in ("0", "f", "F", "FALSE", "false", "False")),
+    ],
+)
+def test_values_that_go_takes_for_booleans_are(value: str, *, on: bool) -> None:
     options = {"full-pcpus-only": value}
     assert not list(cpu_option_problems(options, FeatureGates()))
-    assert cpu_options(options) == CpuPolicyOptions(full_pcpus_only=True)
-
-
-@pytest.mark.parametrize("value", ["0", "f", "F", "FALSE", "false", "False"])
-def test_values_that_go_takes_for_false_are_false(value: str) -> None:
-    options = {"full-pcpus-only": value}
-    assert not list(cpu_option_problems(options, FeatureGates()))
-    assert cpu_options(options) == CpuPolicyOptions()
+    assert cpu_options(options) == CpuPolicyOptions(full_pcpus_only=on)
 
 
 @pytest.mark.parametrize("value", ["", "yes", "on", "tRUE", " true", "2"])
@@ -171,22 +160,22 @@ def test_options_that_are_not_stable_need_their_gate(name: str, gate: str) -> No
     assert not list(cpu_option_problems({name: "true"}, _ALL_GATES))
 
 
+_UNCORE = "prefer-align-cpus-by-uncorecache"
 _EXCLUSIVE = {
-    frozenset({"full-pcpus-only", "distribute-cpus-across-cores"}),
-    frozenset({"distribute-cpus-across-numa", "distribute-cpus-across-cores"}),
-    frozenset({"prefer-align-cpus-by-uncorecache", "distribute-cpus-across-cores"}),
-    frozenset({"prefer-align-cpus-by-uncorecache", "distribute-cpus-across-numa"}),
+    *(
+        frozenset({"distribute-cpus-across-cores", other})
+        for other in ("full-pcpus-only", "distribute-cpus-across-numa", _UNCORE)
+    ),
+    frozenset({"distribute-cpus-across-numa", _UNCORE}),
 }
 
 
-@pytest.mark.parametrize("first", CPU_OPTIONS)
-@pytest.mark.parametrize("second", CPU_OPTIONS)
+@pytest.mark.parametrize(("first", "second"), [*itertools.combinations(CPU_OPTIONS, 2)])
 def test_exactly_the_documented_pairs_exclude_each_other(first: str, second: str) -> None:
     problems = list(cpu_option_problems({first: "true", second: "true"}, _ALL_GATES))
     assert bool(problems) == (frozenset({first, second}) in _EXCLUSIVE)
     # A pair of which one is switched off is not a pair.
-    if first != second:
-        assert not list(cpu_option_problems({first: "true", second: "false"}, _ALL_GATES))
+    assert not list(cpu_option_problems({first: "true", second: "false"}, _ALL_GATES))
 
 
 def test_unknown_options_are_rejected_with_the_nearest_name() -> None:
@@ -202,9 +191,6 @@ def test_too_few_nodes_or_no_number_of_nodes_is_rejected(value: str) -> None:
 
 def test_a_signed_number_of_nodes_is_accepted_as_go_does() -> None:
     assert not list(topology_option_problems({"max-allowable-numa-nodes": "+16"}))
-
-
-def test_the_closest_nodes_are_preferred_only_when_asked_for() -> None:
     assert prefers_closest({"prefer-closest-numa-nodes": "true"})
     assert not prefers_closest({})
 

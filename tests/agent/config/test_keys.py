@@ -94,9 +94,7 @@ def _bounded() -> Iterator[tuple[str, Callable[[int], object], str]]:
 
 
 @pytest.mark.parametrize(("path", "written", "says"), [*_bounded()])
-def test_both_bounds_of_a_number_or_a_size_are_accepted_and_nothing_beyond(
-    path: str, written: Callable[[int], object], says: str
-) -> None:
+def test_both_bounds_are_the_last(path: str, written: Callable[[int], object], says: str) -> None:
     lowest, highest = KEYS[path].kind.schema["minimum"], KEYS[path].kind.schema["maximum"]
     for number in (lowest, highest):
         override(Config(), [f"{path}={written(number)}"])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from msgspec.structs import replace
 
 from agent.config import load
 from agent.config.devices import HostDeviceClass
@@ -25,7 +26,17 @@ from agent.config.load import (
     override,
     yaml_text,
 )
-from agent.config.model import CgroupDriver, Config, ConfigError, LogFormat, LogLevel
+from agent.config.model import (
+    AgentConfig,
+    CgroupDriver,
+    Config,
+    ConfigError,
+    LimitsConfig,
+    LogFormat,
+    LoggingConfig,
+    LogLevel,
+    MetricsConfig,
+)
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,
@@ -103,81 +114,67 @@ def test_an_empty_mapping_is_the_kubelets_defaults() -> None:
     assert config.eviction_hard["memory.available"] == Threshold(Quantity.parse("100Mi"))
     assert config.gates.pod_level_resources
     assert not config.gates.pod_level_resource_managers
+    assert load_config("maxPods: 0", "x").max_pods == config.max_pods == 110
 
 
 def test_every_key_is_read() -> None:
     config = load_config(EVERYTHING, "x")
-    assert config.cpu_manager_policy is CpuManagerPolicy.STATIC
-    assert config.cpu_manager_policy_options == {
-        "full-pcpus-only": "true",
-        "strict-cpu-reservation": "true",
-    }
-    assert config.cpu_manager_reconcile_period == 90
-    assert config.reserved_system_cpus == Mask.of(0, 1, 8)
-    assert config.memory_manager_policy is MemoryManagerPolicy.STATIC
-    assert config.reserved_memory == (
-        MemoryReservation(0, amounts("memory=1Gi")),
-        MemoryReservation(0, amounts("hugepages-2Mi=4Mi")),
-        MemoryReservation(1, amounts("memory=512Mi")),
-    )
-    assert config.topology_manager_policy is TopologyManagerPolicy.SINGLE_NUMA_NODE
-    assert config.topology_manager_scope is TopologyManagerScope.POD
-    assert config.topology_manager_policy_options == {
-        "prefer-closest-numa-nodes": "true",
-        "max-allowable-numa-nodes": "16",
-    }
-    assert config.system_reserved == amounts("cpu=2500m memory=1Gi pid=100 ephemeral-storage=1Gi")
-    assert config.kube_reserved == amounts("memory=512Mi hugepages-2Mi=4Mi")
-    assert config.eviction_hard == {
+    shown = {
         "memory.available": Threshold(percent="5"),
         "nodefs.available": Threshold(percent="10"),
     }
-    assert config.gates.pod_level_resource_managers
-    assert config.cgroup_driver is CgroupDriver.SYSTEMD
-    assert config.cgroup_root == "/agents"
-    assert config.static_pod_path == Path("/etc/pods")
-
-
-def test_every_key_of_the_agent_is_read() -> None:
-    agent = load_config(EVERYTHING, "x").agent
-    assert agent.state_directory == Path("/state")
-    assert agent.socket_path == Path("/run/x.sock")
-    assert agent.socket_group == "wheel"
-    assert agent.sysfs_root == Path("/host")
-    assert agent.cgroup_mount == Path("/host/cgroup")
-    assert agent.metrics.address == "::1"
-    assert agent.metrics.port == 1
-    assert agent.metrics.tls_certificate == Path("/c.pem")
-    assert agent.metrics.tls_key == Path("/k.pem")
-    assert agent.logging.format is LogFormat.CONSOLE
-    assert agent.logging.level is LogLevel.DEBUG
-    assert agent.limits.manifest_bytes == 2 << 20
-    assert agent.limits.message_bytes == 8 << 20
-    assert agent.devices == {
-        "example.com/gpu": (
-            PluginDevice("a", Mask.of(0, 1), healthy=False),
-            PluginDevice("b"),
-        )
-    }
-    assert agent.host_devices == (
-        HostDeviceClass("example.com/vf", driver="vfio-pci", virtual_functions_of="ens1f0"),
+    assert replace(config, agent=AgentConfig()) == Config(
+        cpu_manager_policy=CpuManagerPolicy.STATIC,
+        cpu_manager_policy_options={"full-pcpus-only": "true", "strict-cpu-reservation": "true"},
+        cpu_manager_reconcile_period=90,
+        reserved_system_cpus=Mask.of(0, 1, 8),
+        memory_manager_policy=MemoryManagerPolicy.STATIC,
+        reserved_memory=(
+            MemoryReservation(0, amounts("memory=1Gi")),
+            MemoryReservation(0, amounts("hugepages-2Mi=4Mi")),
+            MemoryReservation(1, amounts("memory=512Mi")),
+        ),
+        topology_manager_policy=TopologyManagerPolicy.SINGLE_NUMA_NODE,
+        topology_manager_scope=TopologyManagerScope.POD,
+        topology_manager_policy_options={
+            "prefer-closest-numa-nodes": "true",
+            "max-allowable-numa-nodes": "16",
+        },
+        system_reserved=amounts("cpu=2500m memory=1Gi pid=100 ephemeral-storage=1Gi"),
+        kube_reserved=amounts("memory=512Mi hugepages-2Mi=4Mi"),
+        eviction_hard=shown,
+        feature_gates={"PodLevelResourceManagers": True, "MemoryQoS": True},
+        max_pods=250,
+        pods_per_core=10,
+        cgroup_driver=CgroupDriver.SYSTEMD,
+        cgroup_root="/agents",
+        static_pod_path=Path("/etc/pods"),
     )
-    assert agent.ignored_resources == ("example.com/licence",)
+    assert config.agent == AgentConfig(
+        state_directory=Path("/state"),
+        socket_path=Path("/run/x.sock"),
+        socket_group="wheel",
+        sysfs_root=Path("/host"),
+        cgroup_mount=Path("/host/cgroup"),
+        metrics=MetricsConfig("::1", 1, Path("/c.pem"), Path("/k.pem")),
+        logging=LoggingConfig(LogFormat.CONSOLE, LogLevel.DEBUG),
+        limits=LimitsConfig(2 << 20, 8 << 20),
+        devices={
+            "example.com/gpu": (PluginDevice("a", Mask.of(0, 1), healthy=False), PluginDevice("b"))
+        },
+        host_devices=(
+            HostDeviceClass("example.com/vf", driver="vfio-pci", virtual_functions_of="ens1f0"),
+        ),
+        ignored_resources=("example.com/licence",),
+    )
 
 
-def test_as_for_the_kubelet_no_pods_at_most_is_the_default() -> None:
-    assert load_config("maxPods: 0", "x").max_pods == 110
-    assert load_config("maxPods: 1", "x").max_pods == 1
-
-
-def test_empty_texts_mean_unset_as_in_the_kubelets_own_file() -> None:
+def test_an_empty_text_is_unset_as_in_the_kubelets_file_but_where_there_has_to_be_a_path() -> None:
     text = 'staticPodPath: ""\ncgroupRoot: ""\nreservedSystemCPUs: ""\nagent: {socketGroup: ""}\n'
     assert load_config(text, "x") == Config()
-
-
-def test_an_empty_text_leaves_a_path_that_there_has_to_be() -> None:
     config = load_config("agent: {stateDirectory: /a, socketPath: /b}", "x")
     assert override(config, ["agent.stateDirectory=", "agent.socketPath="]) == config
+    assert override(load_config(EVERYTHING, "x"), ["staticPodPath="]).static_pod_path is None
 
 
 #: Documents with one mistake, and what is said of it.
@@ -278,13 +275,8 @@ featureGates:
   PodLevelResources: false
   PodLevelResourceManagers: true
 """
-    problems = _problems(text)
-    assert [problem.partition(": ")[0] for problem in problems] == [
-        "line 1",
-        "line 2",
-        "line 3",
-        "line 6",
-    ]
+    places = [problem.partition(": ")[0] for problem in _problems(text)]
+    assert places == ["line 1", "line 2", "line 3", "line 6"]
 
 
 def test_what_could_not_be_read_is_not_judged_as_well() -> None:
@@ -309,25 +301,17 @@ def test_of_a_kubelets_configuration_the_error_names_the_command_that_takes_it()
 
 
 def test_settings_change_single_values() -> None:
-    config = override(
-        load_config("systemReserved: {memory: 1Gi}\n", "x"),
-        [
-            "cpuManagerPolicy=static",
-            "systemReserved.cpu=500m",
-            "agent.metrics.port=9",
-            "agent.logging.level=debug",
-            "agent.logging.format=console",
-            "evictionHard.memory.available=5%",
-            "featureGates.PodLevelResourceManagers=true",
-            "agent.devices.example.com/gpu=[{id: a}]",
-            "agent.metrics.port=10",
-        ],
-    )
+    settings = [
+        *("cpuManagerPolicy=static", "systemReserved.cpu=500m", "agent.metrics.port=9"),
+        *("agent.logging.level=debug", "agent.logging.format=console", "agent.metrics.port=10"),
+        *("evictionHard.memory.available=5%", "featureGates.PodLevelResourceManagers=true"),
+        "agent.devices.example.com/gpu=[{id: a}]",
+    ]
+    config = override(load_config("systemReserved: {memory: 1Gi}\n", "x"), settings)
     assert config.cpu_manager_policy is CpuManagerPolicy.STATIC
     assert config.system_reserved == amounts("cpu=500m memory=1Gi")
     assert config.agent.metrics.port == 10
-    assert config.agent.logging.level is LogLevel.DEBUG
-    assert config.agent.logging.format is LogFormat.CONSOLE
+    assert config.agent.logging == LoggingConfig(LogFormat.CONSOLE, LogLevel.DEBUG)
     assert config.eviction_hard["memory.available"] == Threshold(percent="5")
     assert config.eviction_hard["nodefs.available"] == Threshold(percent="10")
     assert config.gates.pod_level_resource_managers
@@ -339,11 +323,6 @@ def test_settings_can_complete_what_a_file_leaves_open() -> None:
     assert "needs CPUs for the system" in _problems(text)[0]
     config = load_config(text, "x", ["reservedSystemCPUs=0"])
     assert config.reserved_system_cpus == Mask.of(0)
-
-
-def test_an_empty_setting_is_an_empty_text() -> None:
-    config = override(load_config(EVERYTHING, "x"), ["staticPodPath="])
-    assert config.static_pod_path is None
 
 
 @pytest.mark.parametrize(
@@ -387,8 +366,9 @@ def _values(node: object) -> object:
     return json.loads(value.text) if isinstance(value, Number) else value
 
 
-@pytest.mark.parametrize("text", ["{}", EVERYTHING, *BASES])
-def test_what_is_shown_is_loaded_as_the_same_configuration(text: str) -> None:
+@pytest.mark.parametrize("text", ["{}", "null", EVERYTHING, *BASES, config_yaml(Config())])
+def test_what_is_accepted_is_shown_as_the_same_and_meets_the_schema(text: str) -> None:
+    SCHEMA.validate(_values(read_document(text)))
     config = load_config(text, "x")
     assert load_config(config_yaml(config), "shown") == config
 
@@ -416,11 +396,6 @@ def test_a_text_is_quoted_where_a_reader_could_take_it_for_anything_else(text: s
                 assert _values(read_document(shown)) == {"a": text}
 
 
-@pytest.mark.parametrize("text", ["{}", "null", EVERYTHING, *BASES, config_yaml(Config())])
-def test_the_schema_accepts_what_the_agent_accepts(text: str) -> None:
-    SCHEMA.validate(_values(read_document(text)))
-
-
 @pytest.mark.parametrize("path", [path for path, _ in paths(Config)])
 def test_the_schema_accepts_a_key_without_a_value_as_the_agent_does(path: str) -> None:
     value: object = None
@@ -430,7 +405,11 @@ def test_the_schema_accepts_a_key_without_a_value_as_the_agent_does(path: str) -
     assert load_config(json.dumps(value), "x") == Config()
 
 
-_NINE = "{max-allowable-numa-nodes: 9}"
+_CLOSEST = "topologyManagerPolicyOptions: {prefer-closest-numa-nodes: true}"
+_NINE = """
+topologyManagerPolicyOptions: {max-allowable-numa-nodes: 9}
+topologyManagerPolicy: restricted
+"""
 _ALIGNED = """
 cpuManagerPolicy: static
 cpuManagerPolicyOptions: {align-by-socket: true}
@@ -443,20 +422,11 @@ reservedSystemCPUs: "0"
     ("text", "words"),
     [
         ("featureGates: {NodeSwap: true}", "featureGates.NodeSwap changes nothing"),
-        (
-            f"topologyManagerPolicyOptions: {_NINE}\ntopologyManagerPolicy: restricted",
-            "max-allowable-numa-nodes is not needed",
-        ),
-        (
-            "topologyManagerPolicyOptions: {prefer-closest-numa-nodes: true}",
-            "topologyManagerPolicyOptions change nothing",
-        ),
+        (_NINE, "max-allowable-numa-nodes is not needed"),
+        (_CLOSEST, "topologyManagerPolicyOptions change nothing"),
         ("reservedMemory: [{numaNode: 0, limits: {memory: 1}}]", "reservedMemory changes nothing"),
         ("topologyManagerScope: pod", "topologyManagerScope pod changes nothing"),
-        (
-            _ALIGNED,
-            "align-by-socket with topologyManagerPolicy none chooses CPUs of one socket",
-        ),
+        (_ALIGNED, "align-by-socket with topologyManagerPolicy none chooses CPUs of one socket"),
         ("evictionHard: {nodefs.available: 5%}", "only memory.available counts"),
         ("featureGates: {PodLevelResourceManagers: true}", "no budget is divided"),
     ],
@@ -476,9 +446,7 @@ def test_what_changes_nothing_is_noted(text: str, words: str) -> None:
         ("192.0.2.7", ", tlsCertificate: /a, tlsKey: /b", False),
     ],
 )
-def test_a_listener_that_others_reach_without_tls_is_noted(
-    address: str, more: str, *, noted: bool
-) -> None:
+def test_an_open_listener_without_tls_is_noted(address: str, more: str, *, noted: bool) -> None:
     notes = list(notes_on(load_config(f'agent: {{metrics: {{address: "{address}"{more}}}}}', "x")))
     said = f"agent.metrics.address {address} is served in plain HTTP"
     assert [said in note for note in notes] == [True] * noted
@@ -559,14 +527,13 @@ def test_what_the_kubelet_does_is_not_done_beside_one(text: str, key: str) -> No
 def test_podresources_are_not_served_in_the_place_of_the_kubelet_beside_the_agent(
     directory: str, socket: str, *, rejected: bool
 ) -> None:
-    def text(*, enabled: bool) -> str:
-        kubelet = f"{{enabled: {str(enabled).lower()}, directory: {directory}}}"
-        return f"agent: {{kubelet: {kubelet}, podResources: {{socket: {socket}}}}}"
-
-    assert load_config(text(enabled=False), "x").agent.pod_resources.socket == Path(socket)
-    if not rejected:
-        assert load_config(text(enabled=True), "x").agent.kubelet.enabled
-        return
-    with pytest.raises(ConfigError, match="socket of the kubelet beside") as caught:
-        load_config(text(enabled=True), "x")
-    assert [each.path for each in caught.value.problems] == ["agent.podResources.socket"]
+    kubelet = f"{{enabled: true, directory: {directory}}}"
+    text = f"agent: {{kubelet: {kubelet}, podResources: {{socket: {socket}}}}}"
+    alone = load_config(text.replace("true", "false"), "x").agent
+    assert alone.pod_resources.socket == Path(socket)
+    if rejected:
+        with pytest.raises(ConfigError, match="socket of the kubelet beside") as caught:
+            load_config(text, "x")
+        assert [each.path for each in caught.value.problems] == ["agent.podResources.socket"]
+    else:
+        load_config(text, "x")

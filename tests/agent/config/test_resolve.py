@@ -39,8 +39,6 @@ from tests.conformance.recorded_config import resolved_policy, start_problems
 from tests.shared import needs_shared, shared_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from agent.managers.machine import Machine
 
 
@@ -63,68 +61,62 @@ def test_defaults_resolve_to_managers_that_do_nothing_and_to_node_fit() -> None:
     assert resolve(Config(), _HOST) == Policy(memory=unknown, fit=kept)
 
 
-class TestNodeFit:
-    AMOUNTS = (
-        "systemReserved: {cpu: 500m, memory: 1Gi, hugepages-2Mi: 4Mi}\n"
-        "kubeReserved: {cpu: 250m, memory: 1Gi}\n"
-        "evictionHard: {memory.available: 512Mi}\n"
+_AMOUNTS: Final = (
+    "systemReserved: {cpu: 500m, memory: 1Gi, hugepages-2Mi: 4Mi}\n"
+    "kubeReserved: {cpu: 250m, memory: 1Gi}\nevictionHard: {memory.available: 512Mi}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (_AMOUNTS, {"cpu": 750, "memory": 2560 * MIB, "hugepages-2Mi": 4 * MIB}),
+        # A list of CPUs wins over amounts of them, without the static policy too.
+        (
+            f"{_AMOUNTS}reservedSystemCPUs: 0-2\n",
+            {"cpu": 3000, "memory": 2560 * MIB, "hugepages-2Mi": 4 * MIB},
+        ),
+        # One that is offline takes nothing from those that run.
+        ("cpuManagerPolicy: static\nreservedSystemCPUs: 0,8\n", {"cpu": 1000, "memory": 100 * MIB}),
+        ("evictionHard: {memory.available: 25%}\n", {"cpu": 0, "memory": 2 * GIB}),
+    ],
+)
+def test_all_reservations_are_kept_without_managers(text: str, kept: dict[str, int]) -> None:
+    fit = _resolve(text, offline=Mask.of(8)).fit
+    assert fit is not None
+    assert fit.reserved == kept
+
+
+def test_limits_of_pods_and_ignored_resources_are_taken_over() -> None:
+    text = "maxPods: 250\npodsPerCore: 10\nagent: {ignoredResources: [a.b/c]%s}\n"
+    fit = _resolve(text % "").fit
+    assert fit is not None
+    assert (fit.max_pods, fit.pods_per_core) == (250, 10)
+    assert fit.ignored == frozenset({"a.b/c"})
+    assert not fit.beside_kubelet
+    beside = _resolve(text % ", kubelet: {enabled: true}").fit
+    assert beside == replace(fit, beside_kubelet=True)
+
+
+def test_a_configuration_that_does_not_fit_the_host_keeps_its_limits() -> None:
+    text = "cpuManagerPolicy: static\nreservedSystemCPUs: 0,99\nmaxPods: 7\n"
+    fit = resolve_what_fits(load_config(text, "x"), _HOST).fit
+    assert fit is not None
+    assert (fit.max_pods, fit.reserved["cpu"]) == (7, 1000)
+
+
+def test_nothing_left_for_pods_is_worth_a_note() -> None:
+    text = (
+        "systemReserved: {cpu: 8, memory: 8Gi}\n"
+        "agent: {devices: {a.b/c: [{id: x, healthy: false}], a.b/d: [{id: y}]}}\n"
     )
-
-    def reserved(self, text: str, offline: Mask = EMPTY) -> Mapping[str, int]:
-        fit = _resolve(text, offline=offline).fit
-        assert fit is not None
-        return fit.reserved
-
-    def test_all_reservations_are_kept_whatever_the_managers_do(self) -> None:
-        assert self.reserved(self.AMOUNTS) == {
-            "cpu": 750,
-            "memory": 2560 * MIB,
-            "hugepages-2Mi": 4 * MIB,
-        }
-
-    def test_a_list_of_cpus_wins_over_amounts_of_them(self) -> None:
-        """As in the kubelet, which also does so without the static policy."""
-        assert self.reserved(self.AMOUNTS + "reservedSystemCPUs: 0-2\n")["cpu"] == 3000
-
-    def test_a_reserved_cpu_that_is_offline_takes_nothing_from_those_that_run(self) -> None:
-        text = "cpuManagerPolicy: static\nreservedSystemCPUs: 0,8\n"
-        assert self.reserved(text, offline=Mask.of(8))["cpu"] == 1000
-
-    def test_a_share_of_the_memory_is_kept_for_eviction(self) -> None:
-        kept = self.reserved("evictionHard: {memory.available: 25%}\n")
-        assert kept["memory"] == 2 * GIB
-
-    def test_limits_of_pods_and_ignored_resources_are_taken_over(self) -> None:
-        text = "maxPods: 250\npodsPerCore: 10\nagent: {ignoredResources: [a.b/c]}\n"
-        fit = _resolve(text).fit
-        assert fit is not None
-        assert (fit.max_pods, fit.pods_per_core) == (250, 10)
-        assert fit.ignored == frozenset({"a.b/c"})
-        assert not fit.beside_kubelet
-
-    def test_beside_a_kubelet_resources_of_others_are_the_kubelets(self) -> None:
-        fit = _resolve("agent: {kubelet: {enabled: true}}").fit
-        assert fit is not None
-        assert fit.beside_kubelet
-
-    def test_a_configuration_that_does_not_fit_the_host_keeps_its_limits(self) -> None:
-        text = "cpuManagerPolicy: static\nreservedSystemCPUs: 0,99\nmaxPods: 7\n"
-        fit = resolve_what_fits(load_config(text, "x"), _HOST).fit
-        assert fit is not None
-        assert (fit.max_pods, fit.reserved["cpu"]) == (7, 1000)
-
-    def test_nothing_left_for_pods_is_worth_a_note(self) -> None:
-        text = (
-            "systemReserved: {cpu: 8, memory: 8Gi}\n"
-            "agent: {devices: {a.b/c: [{id: x, healthy: false}], a.b/d: [{id: y}]}}\n"
-        )
-        found = list(nothing_allocatable(EffectivePolicy(_HOST, _resolve(text), MANAGERS)))
-        assert [line.split(" is allocatable")[0] for line in found] == [
-            "nothing of cpu",
-            "nothing of memory",
-            "nothing of a.b/c",
-        ]
-        assert all(line.endswith("no pod that requests any of it is admitted") for line in found)
+    found = list(nothing_allocatable(EffectivePolicy(_HOST, _resolve(text), MANAGERS)))
+    assert [line.split(" is allocatable")[0] for line in found] == [
+        "nothing of cpu",
+        "nothing of memory",
+        "nothing of a.b/c",
+    ]
+    assert all(line.endswith("no pod that requests any of it is admitted") for line in found)
 
 
 def test_a_quantity_of_cpus_is_rounded_up_and_chosen_by_the_policy() -> None:
@@ -330,52 +322,44 @@ def test_the_class_of_a_node_is_as_configured_else_as_the_host_shows_it() -> Non
         assert resolved.memory.usual_classes == "!hbm"
 
 
-class TestUnknownMemory:
-    HOST = machine({0: 4 * GIB, 1: None})
-    IGNORED = "agent: {ignoredResources: [memory]}\n"
-    STATIC = "memoryManagerPolicy: Static\nevictionHard: {memory.available: 1Gi}\n"
+_UNKNOWN: Final = machine({0: 4 * GIB, 1: None})
+_IGNORED: Final = "agent: {ignoredResources: [memory]}\n"
 
-    def test_managing_memory_needs_to_know_how_much_there_is(self) -> None:
-        (fit,) = _problems("maxPods: 110", self.HOST)
-        assert "agent.ignoredResources" in fit
-        assert "the memory of node 1 of this host is not known" in fit
-        static, also_fit = _problems(self.STATIC, self.HOST)
-        assert "memoryManagerPolicy" in static
-        assert also_fit == fit
-        (alone,) = _problems(self.STATIC + self.IGNORED, self.HOST)
-        assert alone == static
 
-    def test_where_no_memory_is_managed_it_need_not_be_known(self) -> None:
-        policy = _resolve(self.IGNORED, self.HOST)
-        limits = EffectivePolicy(self.HOST, policy, MANAGERS).allocatable
-        assert limits is not None
-        assert "memory" not in limits.amounts
-        assert list(nothing_allocatable(EffectivePolicy(self.HOST, policy, MANAGERS))) == []
+def test_managing_memory_needs_to_know_how_much_there_is() -> None:
+    static_policy = _STATIC + "evictionHard: {memory.available: 1Gi}\n"
+    (fit,) = _problems("maxPods: 110", _UNKNOWN)
+    assert "agent.ignoredResources" in fit
+    assert "the memory of node 1 of this host is not known" in fit
+    static, also_fit = _problems(static_policy, _UNKNOWN)
+    assert "memoryManagerPolicy" in static
+    assert also_fit == fit
+    assert _problems(static_policy + _IGNORED, _UNKNOWN) == [static]
+    _resolve("maxPods: 110", machine({0: 4 * GIB, 1: 0}))
 
-    def test_memory_that_is_zero_is_known(self) -> None:
-        _resolve("maxPods: 110", machine({0: 4 * GIB, 1: 0}))
+
+def test_where_no_memory_is_managed_it_need_not_be_known() -> None:
+    effective = EffectivePolicy(_UNKNOWN, _resolve(_IGNORED, _UNKNOWN), MANAGERS)
+    assert effective.allocatable is not None
+    assert "memory" not in effective.allocatable.amounts
+    assert list(nothing_allocatable(effective)) == []
 
 
 @pytest.mark.parametrize(
-    ("percent", "capacity", "size"),
+    ("threshold", "capacity", "size"),
     [
-        ("0", GIB, 0),
-        ("100", GIB, GIB),
-        ("50", GIB, GIB // 2),
+        (Threshold(percent="0"), GIB, 0),
+        (Threshold(percent="100"), GIB, GIB),
+        (Threshold(percent="50"), GIB, GIB // 2),
         # 0.05 in single precision is a little more than 0.05, 0.1 as well, 0.15 too.
-        ("5", 10**12, 50000000745),
-        ("10", 10**12, 100000001490),
-        ("15", 10**12, 150000005960),
+        (Threshold(percent="5"), 10**12, 50000000745),
+        (Threshold(percent="10"), 10**12, 100000001490),
+        (Threshold(percent="15"), 10**12, 150000005960),
+        (Threshold(Quantity.parse("1Mi")), 5, MIB),
     ],
 )
-def test_a_share_is_computed_in_the_kubelets_precision(
-    percent: str, capacity: int, size: int
-) -> None:
-    assert threshold_bytes(Threshold(percent=percent), capacity) == size
-
-
-def test_an_amount_is_taken_as_it_is() -> None:
-    assert threshold_bytes(Threshold(Quantity.parse("1Mi")), 5) == MIB
+def test_a_share_has_the_kubelets_precision(threshold: Threshold, capacity: int, size: int) -> None:
+    assert threshold_bytes(threshold, capacity) == size
 
 
 _EVEN: Final = {0: GIB, 1: GIB}

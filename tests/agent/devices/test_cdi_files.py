@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import stat
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,29 +83,18 @@ def test_the_file_goes_with_the_pod_and_no_other(files: CdiFiles, directory: Pat
 
 
 def test_a_pod_without_delivery_touches_nothing(files: CdiFiles, directory: Path) -> None:
-    assert (
-        _after(files, "write", EMPTY)
-        == _after(files, "remove", EMPTY)
-        == _after(files, "reconcile", EMPTY)
-        == ()
-    )
+    for step in ("write", "remove", "reconcile"):
+        assert _after(files, step, EMPTY) == ()
     assert files.names(EMPTY) == {}
     assert not directory.exists()
 
 
-def test_without_a_directory_nothing_is_written_and_no_container_has_a_name() -> None:
+def test_with_a_directory_each_container_has_its_name_and_without_one_none(files: CdiFiles) -> None:
+    assert files.names(POD) == {"main": f"numawarden.dev/pod={UID}-main"}
     files = CdiFiles(None)
     assert files.names(POD) == {}
-    assert (
-        _after(files, "write", POD)
-        == _after(files, "reconcile", POD)
-        == _after(files, "remove", POD)
-        == ()
-    )
-
-
-def test_with_a_directory_each_container_has_its_name(files: CdiFiles) -> None:
-    assert files.names(POD) == {"main": f"numawarden.dev/pod={UID}-main"}
+    for step in ("write", "reconcile", "remove"):
+        assert _after(files, step, POD) == ()
 
 
 def test_what_is_as_it_should_be_is_not_written_again(files: CdiFiles, directory: Path) -> None:
@@ -115,20 +105,12 @@ def test_what_is_as_it_should_be_is_not_written_again(files: CdiFiles, directory
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def _removed(path: Path) -> None:
-    path.unlink()
-
-
 def _changed(path: Path) -> None:
     path.write_text(path.read_text().replace("EXAMPLE", "CHANGED"))
 
 
 def _longer(path: Path) -> None:
     path.write_text(path.read_text() + " ")
-
-
-def _closed(path: Path) -> None:
-    path.chmod(0o600)
 
 
 def _linked(path: Path) -> None:
@@ -142,7 +124,9 @@ def _pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("change", [_removed, _changed, _longer, _closed, _linked, _pipe])
+@pytest.mark.parametrize(
+    "change", [Path.unlink, _changed, _longer, partial(Path.chmod, mode=0o600), _linked, _pipe]
+)
 def test_a_file_that_is_missing_or_differs_is_written_again(
     files: CdiFiles, directory: Path, change: Callable[[Path], None]
 ) -> None:
@@ -155,9 +139,7 @@ def test_a_file_that_is_missing_or_differs_is_written_again(
     assert _mode(directory / NAME) == 0o644
 
 
-def test_a_link_in_place_of_a_file_is_replaced_and_not_followed(
-    files: CdiFiles, directory: Path, tmp_path: Path
-) -> None:
+def test_a_link_as_the_file_is_replaced(files: CdiFiles, directory: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("precious")
     directory.mkdir(0o755)
@@ -171,7 +153,7 @@ def test_a_link_in_place_of_a_file_is_replaced_and_not_followed(
 def test_files_of_ours_without_a_pod_are_removed(files: CdiFiles, directory: Path) -> None:
     files.reconcile([POD, OTHER])
     (directory / f".{NAME}.new").write_text("half")
-    _closed(directory / "numawarden-other.json")
+    (directory / "numawarden-other.json").chmod(0o600)
     assert _after(files, "reconcile") == ()
     assert _names(directory) == []
 
@@ -213,9 +195,7 @@ def test_the_file_of_another_user_stays(
     assert _names(directory) == [NAME]
 
 
-def test_a_link_in_place_of_the_directory_is_rejected(
-    files: CdiFiles, directory: Path, tmp_path: Path
-) -> None:
+def test_a_link_as_directory_is_rejected(files: CdiFiles, directory: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(0o755)
     directory.symlink_to(tmp_path / "elsewhere")
     (line,) = _after(files, "write", POD)
@@ -223,22 +203,17 @@ def test_a_link_in_place_of_the_directory_is_rejected(
     assert _names(tmp_path / "elsewhere") == []
 
 
-def test_a_directory_that_others_can_write_is_rejected(files: CdiFiles, directory: Path) -> None:
-    directory.mkdir()
-    directory.chmod(0o775)
-    (line,) = _after(files, "write", POD)
-    assert f"chmod go-w {directory}" in line
-    assert _names(directory) == []
-    assert _mode(directory) == 0o775
-
-
-def test_a_directory_below_one_that_others_can_write_is_rejected(tmp_path: Path) -> None:
-    above = tmp_path / "above"
-    above.mkdir()
-    above.chmod(0o777)
-    (line,) = _after(CdiFiles(above / "cdi"), "write", POD)
-    assert f"chmod go-w {above}" in line
-    assert _names(above / "cdi") == []
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+@pytest.mark.parametrize("place", [".", ".."])
+def test_a_directory_open_to_others_is_rejected(directory: Path, mode: int, place: str) -> None:
+    below = directory / "above" / "cdi"
+    below.mkdir(0o755, parents=True)
+    open_to_all = (below / place).resolve()
+    open_to_all.chmod(mode)
+    (line,) = _after(CdiFiles(below), "write", POD)
+    assert f"chmod go-w {open_to_all}" in line
+    assert _names(below) == []
+    assert _mode(open_to_all) == mode
 
 
 def test_a_directory_that_cannot_be_created_is_a_condition_with_a_remedy(tmp_path: Path) -> None:
@@ -250,9 +225,7 @@ def test_a_directory_that_cannot_be_created_is_a_condition_with_a_remedy(tmp_pat
     assert _after(files, "remove", POD) == ()
 
 
-def test_a_file_in_place_of_the_directory_is_a_condition_only_where_it_matters(
-    files: CdiFiles, directory: Path
-) -> None:
+def test_a_file_as_the_directory_is_said_where_it_matters(files: CdiFiles, directory: Path) -> None:
     directory.write_text("")
     (line,) = _after(files, "reconcile", POD)
     assert "Not a directory" in line
@@ -303,16 +276,18 @@ def _full(*_args: object, **_named: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_disk_that_takes_no_more_leaves_no_half_file(files: CdiFiles, directory: Path) -> None:
-    files.write(OTHER)
+def test_a_disk_that_takes_no_more_leaves_the_former_file(files: CdiFiles, directory: Path) -> None:
+    files.write(POD)
+    before = (directory / NAME).read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
     try:
-        found = _after(files, "write", POD)
+        found = _after(files, "write", pod(main=Delivery(environment={"A": "2"})))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert found == (f"the CDI file {directory}/{NAME} cannot be written: File too large",)
-    assert _names(directory) == ["numawarden-other.json"]
+    assert _names(directory) == [NAME]
+    assert (directory / NAME).read_bytes() == before
 
 
 def test_what_is_not_a_file_is_closed_again(files: CdiFiles, directory: Path) -> None:
@@ -323,19 +298,6 @@ def test_what_is_not_a_file_is_closed_again(files: CdiFiles, directory: Path) ->
     files.reconcile([POD])
     files.reconcile([OTHER])
     assert len(_names(Path("/proc/self/fd"))) == before
-
-
-def test_a_write_that_fails_leaves_the_former_file(
-    files: CdiFiles, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files.write(POD)
-    before = (directory / NAME).read_bytes()
-    monkeypatch.setattr(os, "rename", _full)
-    changed = pod(main=Delivery(environment={"A": "2"}))
-    (line,) = _after(files, "write", changed)
-    assert line.endswith("cannot be written: No space left on device")
-    assert _names(directory) == [NAME]
-    assert (directory / NAME).read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 from agent.config.devices import HostDeviceClass
 from agent.devices.host import Selection, deliver, remembering, select
 from agent.managers.allocation import DeviceNode
-from agent.managers.policy import PluginDevice
 from sysfs.devices import DeviceFunction, Functions, read_functions
 from sysfs.files import SysfsTree
 from sysfs.host import Device
 from sysfs.links import Link
-from sysfs.mask import EMPTY, Mask
 from tests.sysfs.pci import PciTree, network_host
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
 VF: Final = "example.com/vf"
@@ -33,6 +31,15 @@ PORTS: Final = ("0000:3b:00.0", "0000:3b:00.1")
 
 def selected(root: Path, *classes: HostDeviceClass) -> Selection:
     return select(classes, read_functions(SysfsTree(root)))
+
+
+def functions(root: Path) -> Mapping[str, DeviceFunction]:
+    return read_functions(SysfsTree(root)).functions
+
+
+def nodes_of(root: Path) -> list[str]:
+    """Return the device nodes that come with all devices of a host."""
+    return [node.host_path for node in deliver(VF, functions(root).values()).device_nodes]
 
 
 def ids(selection: Selection, resource: str = VF) -> tuple[str, ...]:
@@ -51,18 +58,15 @@ def network(tmp_path: Path) -> PciTree:
 @pytest.mark.parametrize(
     ("criteria", "expected"),
     [
-        ({"virtual_functions_of": "ens1f0"}, FUNCTIONS),
         ({"virtual_functions_of": "ens?f[0-3]"}, FUNCTIONS),
         ({"virtual_functions_of": "ens1f0", "driver": "vfio-pci"}, FUNCTIONS[:2]),
         ({"driver": "vfio-pci"}, FUNCTIONS[:2]),
         ({"vendor": "8086", "device": "1889"}, FUNCTIONS),
-        ({"device": "1592"}, PORTS),
         ({"pci_class": "02"}, PORTS + FUNCTIONS),
         ({"pci_class": "020000", "driver": "ice"}, PORTS),
         ({"interface": "ens1f?"}, PORTS),
         ({"interface": "ens1f*"}, PORTS + FUNCTIONS[2:]),
         ({"address": "0000:3b:02.[13]"}, (FUNCTIONS[1], FUNCTIONS[3])),
-        ({"virtual_functions_of": "ens1f1"}, ()),
         ({"pci_class": "0207"}, ()),
         ({"vendor": "8086", "device": "1889", "driver": "ice"}, ()),
     ],
@@ -71,16 +75,6 @@ def test_a_class_has_the_devices_that_meet_all_its_criteria(
     network: PciTree, criteria: dict[str, str], expected: tuple[str, ...]
 ) -> None:
     assert ids(selected(network.root, HostDeviceClass(VF, **criteria))) == expected
-
-
-def test_a_device_is_on_the_node_that_sysfs_shows_or_on_none(tmp_path: Path) -> None:
-    tree = PciTree(tmp_path)
-    tree.add("0000:3b:00.0", node=1, driver="ice")
-    tree.add("0000:3b:00.1", driver="ice")
-    assert selected(tmp_path, HostDeviceClass(NIC, pci_class="02")).offer.devices[NIC] == (
-        PluginDevice("0000:3b:00.0", Mask.of(1)),
-        PluginDevice("0000:3b:00.1", EMPTY),
-    )
 
 
 def test_the_classes_of_one_resource_are_joined_without_a_condition(network: PciTree) -> None:
@@ -112,155 +106,144 @@ def test_a_class_without_a_device_is_a_condition_and_its_resource_is_known(tmp_p
     assert f'agent.hostDevices["{VF}"]: no device meets vendor 8086, driver vfio-pci' in line
 
 
-def test_a_port_that_has_virtual_functions_is_not_said_to_have_none(network: PciTree) -> None:
+def test_a_port_without_virtual_functions_is_named_with_their_file(network: PciTree) -> None:
+    (line,) = selected(network.root, HostDeviceClass(VF, virtual_functions_of="*f1")).conditions
+    assert "ens1f1 has no virtual functions" in line
+    assert "/sys/class/net/ens1f1/device/sriov_numvfs" in line
     vf = HostDeviceClass(VF, virtual_functions_of="ens1f0", driver="ice")
     (line,) = selected(network.root, vf).conditions
     assert "no device meets driver ice, virtualFunctionsOf ens1f0; compare with" in line
 
 
-def test_a_port_without_virtual_functions_is_named_with_the_file_that_makes_them(
-    network: PciTree,
+def test_an_interface_is_healthy_as_long_as_its_link_is_up(network: PciTree) -> None:
+    nic = HostDeviceClass(NIC, interface="ens1f?")
+    selection = selected(network.root, nic)
+    assert healthy(selection, NIC) == PORTS[:1]
+    assert selection.faults[NIC, PORTS[1]] == "the link of ens1f1 is down"
+    network.set_link(PORTS[1], "ens1f1", "up")
+    assert healthy(selected(network.root, nic), NIC) == PORTS
+
+
+def test_a_device_with_several_interfaces_is_healthy_if_one_is_up(network: PciTree) -> None:
+    network.add_interface(PORTS[0], "ens1f0d1", "down")
+    nic = HostDeviceClass(NIC, interface="ens1f0")
+    assert healthy(selected(network.root, nic), NIC) == PORTS[:1]
+    network.set_link(PORTS[0], "ens1f0", "dormant")
+    (fault,) = selected(network.root, nic).faults.values()
+    assert fault == "the link of ens1f0 is dormant and the link of ens1f0d1 is down"
+
+
+def test_virtual_functions_go_by_their_physical_functions_link(network: PciTree) -> None:
+    vf = HostDeviceClass(VF, virtual_functions_of="ens1f0")
+    assert healthy(selected(network.root, vf)) == FUNCTIONS
+    network.set_link(PORTS[0], "ens1f0", "down")
+    selection = selected(network.root, vf)
+    assert healthy(selection) == ()
+    assert set(selection.faults.values()) == {"the link of ens1f0 is down"}
+    assert selection.conditions == (
+        f"{VF}: {FUNCTIONS[0]} and 3 more are not healthy: the link of ens1f0 is down",
+    )
+
+
+def test_an_enabled_interface_of_a_virtual_function_goes_by_its_own_link(network: PciTree) -> None:
+    for number, state in ((2, "up"), (3, "down")):
+        network.add_interface(FUNCTIONS[number], f"ens1f0v{number}", state, flags=0x1003)
+    network.set_link(PORTS[0], "ens1f0", "down")
+    network.set_link(PORTS[0], "ens1f0", "up")
+    vf = HostDeviceClass(VF, driver="iavf", virtual_functions_of="ens1f0")
+    assert healthy(selected(network.root, vf)) == (FUNCTIONS[2],)
+    network.set_link(PORTS[0], "ens1f0", "down")
+    assert healthy(selected(network.root, vf)) == (FUNCTIONS[2],)
+
+
+def test_a_virtual_function_whose_link_is_disabled_is_not_healthy(network: PciTree) -> None:
+    live = [Link("ens1f0", PORTS[0], "up", disabled_functions=frozenset({1, 3}))]
+    found = read_functions(SysfsTree(network.root), live)
+    selection = select([HostDeviceClass(VF, virtual_functions_of="ens1f0")], found)
+    assert healthy(selection) == (FUNCTIONS[0], FUNCTIONS[2])
+    assert "disabled" in selection.faults[VF, FUNCTIONS[1]]
+
+
+def test_a_virtual_function_of_a_port_out_of_sight_is_healthy(network: PciTree) -> None:
+    network.move_away(PORTS[0], "ens1f0")
+    assert healthy(selected(network.root, HostDeviceClass(VF, device="1889"))) == FUNCTIONS
+
+
+def test_a_device_without_the_driver_of_its_class_is_not_healthy(network: PciTree) -> None:
+    network.unbind(FUNCTIONS[0])
+    network.bind(FUNCTIONS[1], "iavf")
+    vf = HostDeviceClass(VF, virtual_functions_of="ens1f0", driver="vfio-pci")
+    selection = selected(network.root, vf)
+    assert (ids(selection), healthy(selection)) == (FUNCTIONS[:1], ())
+    assert "bind vfio-pci" in selection.faults[VF, FUNCTIONS[0]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "works"),
+    [
+        *((kind, False) for kind in ("010802", "088000", "0b4000", "108000", "120000")),
+        *((kind, True) for kind in ("058000", "070001", "118000", "ff0000")),
+    ],
+)
+def test_a_device_without_a_driver_is_healthy_where_it_can_be_used_without_one(
+    tmp_path: Path, kind: str, *, works: bool
 ) -> None:
-    (line,) = selected(network.root, HostDeviceClass(VF, virtual_functions_of="*f1")).conditions
-    assert "ens1f1 has no virtual functions" in line
-    assert "/sys/class/net/ens1f1/device/sriov_numvfs" in line
-
-
-class TestHealth:
-    def test_an_interface_is_healthy_as_long_as_its_link_is_up(self, network: PciTree) -> None:
-        nic = HostDeviceClass(NIC, interface="ens1f?")
-        selection = selected(network.root, nic)
-        assert healthy(selection, NIC) == PORTS[:1]
-        assert selection.faults[NIC, PORTS[1]] == "the link of ens1f1 is down"
-        network.set_link(PORTS[1], "ens1f1", "up")
-        assert healthy(selected(network.root, nic), NIC) == PORTS
-
-    def test_a_device_with_several_interfaces_is_healthy_if_one_is_up(
-        self, network: PciTree
-    ) -> None:
-        network.add_interface(PORTS[0], "ens1f0d1", "down")
-        nic = HostDeviceClass(NIC, interface="ens1f0")
-        assert healthy(selected(network.root, nic), NIC) == PORTS[:1]
-        network.set_link(PORTS[0], "ens1f0", "dormant")
-        (fault,) = selected(network.root, nic).faults.values()
-        assert fault == "the link of ens1f0 is dormant and the link of ens1f0d1 is down"
-
-    def test_virtual_functions_go_by_their_physical_functions_link(self, network: PciTree) -> None:
-        vf = HostDeviceClass(VF, virtual_functions_of="ens1f0")
-        assert healthy(selected(network.root, vf)) == FUNCTIONS
-        network.set_link(PORTS[0], "ens1f0", "down")
-        selection = selected(network.root, vf)
-        assert healthy(selection) == ()
-        assert set(selection.faults.values()) == {"the link of ens1f0 is down"}
-        assert selection.conditions == (
-            f"{VF}: {FUNCTIONS[0]} and 3 more are not healthy: the link of ens1f0 is down",
-        )
-
-    def test_an_enabled_interface_of_a_virtual_function_goes_by_its_own_link(
-        self, network: PciTree
-    ) -> None:
-        for number, state in ((2, "up"), (3, "down")):
-            network.add_interface(FUNCTIONS[number], f"ens1f0v{number}", state, flags=0x1003)
-        network.set_link(PORTS[0], "ens1f0", "down")
-        network.set_link(PORTS[0], "ens1f0", "up")
-        vf = HostDeviceClass(VF, driver="iavf", virtual_functions_of="ens1f0")
-        assert healthy(selected(network.root, vf)) == (FUNCTIONS[2],)
-        network.set_link(PORTS[0], "ens1f0", "down")
-        assert healthy(selected(network.root, vf)) == (FUNCTIONS[2],)
-
-    def test_a_virtual_function_whose_link_is_disabled_is_not_healthy(
-        self, network: PciTree
-    ) -> None:
-        live = [Link("ens1f0", PORTS[0], "up", disabled_functions=frozenset({1, 3}))]
-        found = read_functions(SysfsTree(network.root), live)
-        selection = select([HostDeviceClass(VF, virtual_functions_of="ens1f0")], found)
-        assert healthy(selection) == (FUNCTIONS[0], FUNCTIONS[2])
-        assert "disabled" in selection.faults[VF, FUNCTIONS[1]]
-
-    def test_a_virtual_function_of_a_port_out_of_sight_is_healthy(self, network: PciTree) -> None:
-        network.move_away(PORTS[0], "ens1f0")
-        assert healthy(selected(network.root, HostDeviceClass(VF, device="1889"))) == FUNCTIONS
-
-    def test_a_device_without_the_driver_that_its_class_demands_is_not_healthy(
-        self, network: PciTree
-    ) -> None:
-        network.unbind(FUNCTIONS[0])
-        network.bind(FUNCTIONS[1], "iavf")
-        vf = HostDeviceClass(VF, virtual_functions_of="ens1f0", driver="vfio-pci")
-        selection = selected(network.root, vf)
-        assert (ids(selection), healthy(selection)) == (FUNCTIONS[:1], ())
-        assert "bind vfio-pci" in selection.faults[VF, FUNCTIONS[0]]
-
-    def test_a_driver_alone_is_met_by_no_device_without_one(self, network: PciTree) -> None:
-        network.unbind(FUNCTIONS[0])
-        selection = selected(network.root, HostDeviceClass(VF, driver="vfio-pci"))
-        assert ids(selection) == FUNCTIONS[1:2]
-
-    @pytest.mark.parametrize(
-        ("kind", "works"),
-        [
-            *((kind, False) for kind in ("010802", "088000", "0b4000", "108000", "120000")),
-            *((kind, True) for kind in ("058000", "070001", "118000", "ff0000")),
-        ],
+    PciTree(tmp_path).add("0000:86:00.0", kind=kind)
+    selection = selected(tmp_path, HostDeviceClass(VF, pci_class=kind[:2]))
+    assert bool(healthy(selection)) is works
+    assert ["no driver is bound to it" in line for line in selection.conditions] == (
+        [] if works else [True]
     )
-    def test_a_device_without_a_driver_is_healthy_where_it_can_be_used_without_one(
-        self, tmp_path: Path, kind: str, *, works: bool
-    ) -> None:
-        PciTree(tmp_path).add("0000:86:00.0", kind=kind)
-        selection = selected(tmp_path, HostDeviceClass(VF, pci_class=kind[:2]))
-        assert bool(healthy(selection)) is works
-        assert ["no driver is bound to it" in line for line in selection.conditions] == (
-            [] if works else [True]
-        )
 
-    @pytest.mark.parametrize(
-        ("state", "works"), [("live", True), ("resetting", True), ("dead", False)]
-    )
-    def test_a_drive_whose_controller_is_dead_is_not_healthy(
-        self, tmp_path: Path, state: str, *, works: bool
-    ) -> None:
-        tree = PciTree(tmp_path)
-        place = tree.add("0000:86:00.0", kind="010802", driver="nvme")
-        tree.add_node(f"{place}/nvme/nvme5", "nvme5")
-        tree.write({f"{place}/nvme/nvme5/state": f"{state}\n"})
-        selection = selected(tmp_path, HostDeviceClass(VF, pci_class="0108"))
-        assert bool(healthy(selection)) is works
-        if not works:
-            (line,) = selection.conditions
-            assert line.startswith(f"{VF}: 0000:86:00.0 is not healthy: its controller is dead")
 
-    @pytest.mark.parametrize(
-        ("driver", "kind", "works"),
-        [
-            ("snd_hda_intel", "040300", False),
-            ("", "040300", True),
-            ("vfio-pci", "040300", True),
-            ("pci-stub", "040300", True),
-            ("pcieport", "060400", True),
-            ("", "060400", True),
-            ("shpchp", "060400", False),
-            ("lpc_ich", "060100", False),
-        ],
-    )
-    def test_a_group_that_a_driver_of_the_host_uses_cannot_be_opened(
-        self, tmp_path: Path, driver: str, kind: str, *, works: bool
-    ) -> None:
-        tree = PciTree(tmp_path)
-        tree.add("0000:70:00.0", kind="030000", driver="vfio-pci", group=7)
-        tree.add("0000:70:00.1", kind=kind, driver=driver, group=7)
-        selection = selected(tmp_path, HostDeviceClass(VF, pci_class="03"))
-        assert bool(healthy(selection)) is works
-        if not works:
-            (line,) = selection.conditions
-            assert f"{driver} is bound to 0000:70:00.1 of that group" in line
+@pytest.mark.parametrize(("state", "works"), [("live", True), ("resetting", True), ("dead", False)])
+def test_a_drive_whose_controller_is_dead_is_not_healthy(
+    tmp_path: Path, state: str, *, works: bool
+) -> None:
+    tree = PciTree(tmp_path)
+    place = tree.add("0000:86:00.0", kind="010802", driver="nvme")
+    tree.add_node(f"{place}/nvme/nvme5", "nvme5")
+    tree.write({f"{place}/nvme/nvme5/state": f"{state}\n"})
+    selection = selected(tmp_path, HostDeviceClass(VF, pci_class="0108"))
+    assert bool(healthy(selection)) is works
+    if not works:
+        (line,) = selection.conditions
+        assert line.startswith(f"{VF}: 0000:86:00.0 is not healthy: its controller is dead")
 
-    def test_a_vfio_device_without_an_iommu_group_is_not_healthy(self, tmp_path: Path) -> None:
-        tree = PciTree(tmp_path)
-        tree.add("0000:86:00.0", driver="vfio-pci")
-        tree.add("0000:86:00.1", driver="vfio-pci", group=0)
-        selection = selected(tmp_path, HostDeviceClass(VF, driver="vfio-pci"))
-        assert healthy(selection) == ("0000:86:00.1",)
-        assert "IOMMU" in selection.faults[VF, "0000:86:00.0"]
+
+@pytest.mark.parametrize(
+    ("driver", "kind", "works"),
+    [
+        ("snd_hda_intel", "040300", False),
+        ("", "040300", True),
+        ("vfio-pci", "040300", True),
+        ("pci-stub", "040300", True),
+        ("pcieport", "060400", True),
+        ("", "060400", True),
+        ("shpchp", "060400", False),
+        ("lpc_ich", "060100", False),
+    ],
+)
+def test_a_group_that_a_driver_of_the_host_uses_cannot_be_opened(
+    tmp_path: Path, driver: str, kind: str, *, works: bool
+) -> None:
+    tree = PciTree(tmp_path)
+    tree.add("0000:70:00.0", kind="030000", driver="vfio-pci", group=7)
+    tree.add("0000:70:00.1", kind=kind, driver=driver, group=7)
+    selection = selected(tmp_path, HostDeviceClass(VF, pci_class="03"))
+    assert bool(healthy(selection)) is works
+    if not works:
+        (line,) = selection.conditions
+        assert f"{driver} is bound to 0000:70:00.1 of that group" in line
+
+
+def test_a_vfio_device_without_an_iommu_group_is_not_healthy(tmp_path: Path) -> None:
+    tree = PciTree(tmp_path)
+    tree.add("0000:86:00.0", driver="vfio-pci")
+    tree.add("0000:86:00.1", driver="vfio-pci", group=0)
+    selection = selected(tmp_path, HostDeviceClass(VF, driver="vfio-pci"))
+    assert healthy(selection) == ("0000:86:00.1",)
+    assert "IOMMU" in selection.faults[VF, "0000:86:00.0"]
 
 
 def test_of_the_devices_of_one_iommu_group_one_is_given(tmp_path: Path) -> None:
@@ -278,9 +261,7 @@ def test_of_the_devices_of_one_iommu_group_one_is_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", ["0000:3b:02.?", "0000:3b:02.1"])
-def test_a_group_that_a_pod_may_have_open_is_not_given_through_another_device(
-    network: PciTree, asked: str
-) -> None:
+def test_a_group_that_a_pod_may_have_open_is_not_given_again(network: PciTree, asked: str) -> None:
     first, second = FUNCTIONS[:2]
     network.link(f"{network.place(second)}/iommu_group", "sys/kernel/iommu_groups/60")
     disabled = [Link("ens1f0", PORTS[0], "up", disabled_functions=frozenset({0}))]
@@ -293,136 +274,121 @@ def test_a_group_that_a_pod_may_have_open_is_not_given_through_another_device(
         assert f"in which {first} is as well" in selection.faults[VF, second]
 
 
-class TestDelivery:
-    def test_vfio_devices_come_with_addresses_and_the_nodes_of_their_groups(
-        self, network: PciTree
-    ) -> None:
-        found = read_functions(SysfsTree(network.root)).functions
-        delivery = deliver(VF, [found[FUNCTIONS[1]], found[FUNCTIONS[0]]])
-        assert delivery.pci_addresses == (FUNCTIONS[1], FUNCTIONS[0])
-        addresses = f"{FUNCTIONS[1]},{FUNCTIONS[0]}"
-        info = json.loads(delivery.environment["PCIDEVICE_EXAMPLE_COM_VF_INFO"])
-        assert delivery.environment["PCIDEVICE_EXAMPLE_COM_VF"] == addresses
-        assert info[FUNCTIONS[0]] == {
-            "generic": {"deviceID": FUNCTIONS[0]},
-            "vfio": {"dev-mount": "/dev/vfio/60", "mount": "/dev/vfio/vfio"},
-        }
-        assert list(info) == sorted((FUNCTIONS[0], FUNCTIONS[1]))
-        paths = ("/dev/vfio/vfio", "/dev/vfio/61", "/dev/vfio/60")
-        assert delivery.device_nodes == tuple(DeviceNode(path, path, "rw") for path in paths)
-
-    def test_a_vfio_device_comes_with_its_character_device_and_iommufd(
-        self, tmp_path: Path
-    ) -> None:
-        tree = PciTree(tmp_path)
-        place = tree.add("0000:86:00.0", driver="vfio-pci", group=4)
-        tree.add_node(f"{place}/vfio-dev/vfio3", "vfio/devices/vfio3")
-        tree.add_node("sys/class/misc/iommu", "iommu")
-        found = read_functions(SysfsTree(tmp_path)).functions
-        assert [node.host_path for node in deliver(VF, found.values()).device_nodes] == [
-            "/dev/vfio/vfio",
-            "/dev/vfio/4",
-            "/dev/vfio/devices/vfio3",
-            "/dev/iommu",
-        ]
-
-    def test_an_rdma_device_comes_with_its_verbs_and_its_clock(self, tmp_path: Path) -> None:
-        tree = PciTree(tmp_path)
-        place = tree.add("0000:af:00.0", ids="15b3:1017", driver="mlx5_core")
-        tree.add_node(f"{place}/infiniband_verbs/uverbs0", "infiniband/uverbs0")
-        tree.add_node(f"{place}/infiniband_mad/issm0", "infiniband/issm0")
-        tree.add_node(f"{place}/infiniband_mad/umad0", "infiniband/umad0")
-        tree.add_node(f"{place}/ptp/ptp3", "ptp3")
-        tree.add_node("sys/class/misc/rdma_cm", "infiniband/rdma_cm")
-        delivery = deliver(NIC, read_functions(SysfsTree(tmp_path)).functions.values())
-        assert {node.host_path for node in delivery.device_nodes} == {
-            "/dev/infiniband/uverbs0",
-            "/dev/infiniband/rdma_cm",
-            "/dev/infiniband/issm0",
-            "/dev/infiniband/umad0",
-            "/dev/ptp3",
-        }
-        info = json.loads(delivery.environment["PCIDEVICE_EXAMPLE_COM_NIC_INFO"])
-        assert info["0000:af:00.0"]["rdma"] == {
-            "uverbs": "/dev/infiniband/uverbs0",
-            "rdma_cm": "/dev/infiniband/rdma_cm",
-            "issm": "/dev/infiniband/issm0",
-            "umad": "/dev/infiniband/umad0",
-        }
-
-    def test_a_group_without_an_iommu_has_another_node(self, tmp_path: Path) -> None:
-        tree = PciTree(tmp_path)
-        tree.add("0000:86:00.0", driver="mlx5_vfio_pci", group=4)
-        tree.write({"sys/kernel/iommu_groups/4/name": "vfio-noiommu\n"})
-        found = read_functions(SysfsTree(tmp_path)).functions
-        nodes = deliver(VF, found.values()).device_nodes
-        assert [node.host_path for node in nodes] == ["/dev/vfio/vfio", "/dev/vfio/noiommu-4"]
-
-    def test_an_interface_comes_with_its_name_and_without_nodes(self, network: PciTree) -> None:
-        found = read_functions(SysfsTree(network.root)).functions
-        delivery = deliver(NIC, [found[FUNCTIONS[2]], found[PORTS[1]]])
-        assert delivery.environment == {
-            "PCIDEVICE_EXAMPLE_COM_NIC": f"{FUNCTIONS[2]},{PORTS[1]}",
-            "PCIDEVICE_EXAMPLE_COM_NIC_INFO": (
-                '{"0000:3b:00.1":{"generic":{"deviceID":"0000:3b:00.1"}},'
-                '"0000:3b:02.2":{"generic":{"deviceID":"0000:3b:02.2"}}}'
-            ),
-            "NETDEVICE_EXAMPLE_COM_NIC": "ens1f0v2,ens1f1",
-        }
-        assert delivery.device_nodes == ()
-
-    def test_an_interface_on_no_pci_device_comes_with_its_name_alone(self) -> None:
-        bare = DeviceFunction(Device("net", "eth9", "", 0), interfaces=("eth9",))
-        delivery = deliver(NIC, [bare])
-        assert delivery.environment == {"NETDEVICE_EXAMPLE_COM_NIC": "eth9"}
-        assert delivery.pci_addresses == ()
-
-    def test_nvme_comes_with_its_controller_and_namespaces(self, tmp_path: Path) -> None:
-        tree = PciTree(tmp_path)
-        place = tree.add("0000:5e:00.0", kind="010802", driver="nvme")
-        tree.add_node(f"{place}/nvme/nvme0", "nvme0")
-        tree.add_node(f"{place}/nvme/nvme0/nvme0n1", "nvme0n1")
-        found = read_functions(SysfsTree(tmp_path)).functions
-        nodes = deliver("a.b/nvme", found.values()).device_nodes
-        assert [node.container_path for node in nodes] == ["/dev/nvme0", "/dev/nvme0n1"]
+def test_vfio_devices_come_with_addresses_and_the_nodes_of_their_groups(network: PciTree) -> None:
+    found = functions(network.root)
+    delivery = deliver(VF, [found[FUNCTIONS[1]], found[FUNCTIONS[0]]])
+    assert delivery.pci_addresses == (FUNCTIONS[1], FUNCTIONS[0])
+    addresses = f"{FUNCTIONS[1]},{FUNCTIONS[0]}"
+    info = json.loads(delivery.environment["PCIDEVICE_EXAMPLE_COM_VF_INFO"])
+    assert delivery.environment["PCIDEVICE_EXAMPLE_COM_VF"] == addresses
+    assert info[FUNCTIONS[0]] == {
+        "generic": {"deviceID": FUNCTIONS[0]},
+        "vfio": {"dev-mount": "/dev/vfio/60", "mount": "/dev/vfio/vfio"},
+    }
+    assert list(info) == sorted((FUNCTIONS[0], FUNCTIONS[1]))
+    paths = ("/dev/vfio/vfio", "/dev/vfio/61", "/dev/vfio/60")
+    assert delivery.device_nodes == tuple(DeviceNode(path, path, "rw") for path in paths)
 
 
-class TestRemembering:
-    nic = HostDeviceClass(NIC, interface="ens1f0")
-
-    def after(self, network: PciTree, before: Functions) -> Functions:
-        return remembering(before, read_functions(SysfsTree(network.root)))
-
-    def test_a_device_whose_interface_moved_to_a_container_stays_in_its_class(
-        self, network: PciTree
-    ) -> None:
-        before = read_functions(SysfsTree(network.root))
-        network.move_away(PORTS[0], "ens1f0")
-        vf = HostDeviceClass(VF, virtual_functions_of="ens1f0")
-        selection = select([self.nic, vf], self.after(network, before))
-        assert healthy(selection, NIC) == PORTS[:1]
-        assert healthy(selection) == FUNCTIONS
-
-    def test_a_device_that_got_another_driver_does_not(self, network: PciTree) -> None:
-        before = read_functions(SysfsTree(network.root))
-        network.move_away(PORTS[0], "ens1f0")
-        network.bind(PORTS[0], "vfio-pci")
-        assert ids(select([self.nic], self.after(network, before)), NIC) == ()
-
-    def test_an_interface_that_another_device_has_now_is_forgotten(self, network: PciTree) -> None:
-        before = read_functions(SysfsTree(network.root))
-        for port, name in zip(PORTS, ("ens1f0", "ens1f1"), strict=True):
-            network.move_away(port, name)
-        network.add_interface(PORTS[1], "ens1f0")
-        assert ids(select([self.nic], self.after(network, before)), NIC) == PORTS[1:]
-
-    def test_a_device_that_is_gone_is_gone(self, network: PciTree) -> None:
-        before = read_functions(SysfsTree(network.root))
-        network.remove(PORTS[0])
-        assert PORTS[0] not in self.after(network, before).functions
+def test_a_vfio_device_comes_with_its_character_device_and_iommufd(tmp_path: Path) -> None:
+    tree = PciTree(tmp_path)
+    place = tree.add("0000:86:00.0", driver="vfio-pci", group=4)
+    tree.add_node(f"{place}/vfio-dev/vfio3", "vfio/devices/vfio3")
+    tree.add_node("sys/class/misc/iommu", "iommu")
+    group = ["/dev/vfio/vfio", "/dev/vfio/4"]
+    assert nodes_of(tmp_path) == [*group, "/dev/vfio/devices/vfio3", "/dev/iommu"]
 
 
-# --- against an obvious reference ------------------------------------------------------------
+def test_an_rdma_device_comes_with_its_verbs_and_its_clock(tmp_path: Path) -> None:
+    tree = PciTree(tmp_path)
+    place = tree.add("0000:af:00.0", ids="15b3:1017", driver="mlx5_core")
+    tree.add_node(f"{place}/infiniband_verbs/uverbs0", "infiniband/uverbs0")
+    tree.add_node(f"{place}/infiniband_mad/issm0", "infiniband/issm0")
+    tree.add_node(f"{place}/infiniband_mad/umad0", "infiniband/umad0")
+    tree.add_node(f"{place}/ptp/ptp3", "ptp3")
+    tree.add_node("sys/class/misc/rdma_cm", "infiniband/rdma_cm")
+    delivery = deliver(NIC, functions(tmp_path).values())
+    names = {"uverbs": "uverbs0", "rdma_cm": "rdma_cm", "issm": "issm0", "umad": "umad0"}
+    rdma = {kind: f"/dev/infiniband/{name}" for kind, name in names.items()}
+    info = json.loads(delivery.environment["PCIDEVICE_EXAMPLE_COM_NIC_INFO"])
+    assert info["0000:af:00.0"]["rdma"] == rdma
+    paths = {node.host_path for node in delivery.device_nodes}
+    assert paths == {*rdma.values(), "/dev/ptp3"}
+
+
+def test_a_group_without_an_iommu_has_another_node(tmp_path: Path) -> None:
+    tree = PciTree(tmp_path)
+    tree.add("0000:86:00.0", driver="mlx5_vfio_pci", group=4)
+    tree.write({"sys/kernel/iommu_groups/4/name": "vfio-noiommu\n"})
+    assert nodes_of(tmp_path) == ["/dev/vfio/vfio", "/dev/vfio/noiommu-4"]
+
+
+def test_an_interface_comes_with_its_name_and_without_nodes(network: PciTree) -> None:
+    found = functions(network.root)
+    delivery = deliver(NIC, [found[FUNCTIONS[2]], found[PORTS[1]]])
+    assert delivery.environment == {
+        "PCIDEVICE_EXAMPLE_COM_NIC": f"{FUNCTIONS[2]},{PORTS[1]}",
+        "PCIDEVICE_EXAMPLE_COM_NIC_INFO": (
+            '{"0000:3b:00.1":{"generic":{"deviceID":"0000:3b:00.1"}},'
+            '"0000:3b:02.2":{"generic":{"deviceID":"0000:3b:02.2"}}}'
+        ),
+        "NETDEVICE_EXAMPLE_COM_NIC": "ens1f0v2,ens1f1",
+    }
+    assert delivery.device_nodes == ()
+
+
+def test_an_interface_on_no_pci_device_comes_with_its_name_alone() -> None:
+    delivery = deliver(NIC, [DeviceFunction(Device("net", "eth9", "", 0), interfaces=("eth9",))])
+    assert delivery.environment == {"NETDEVICE_EXAMPLE_COM_NIC": "eth9"}
+    assert delivery.pci_addresses == ()
+
+
+def test_nvme_comes_with_its_controller_and_namespaces(tmp_path: Path) -> None:
+    tree = PciTree(tmp_path)
+    place = tree.add("0000:5e:00.0", kind="010802", driver="nvme")
+    tree.add_node(f"{place}/nvme/nvme0", "nvme0")
+    tree.add_node(f"{place}/nvme/nvme0/nvme0n1", "nvme0n1")
+    assert nodes_of(tmp_path) == ["/dev/nvme0", "/dev/nvme0n1"]
+
+
+_NIC: Final = HostDeviceClass(NIC, interface="ens1f0")
+
+
+def test_a_device_whose_interface_moved_to_a_container_stays_in_its_class(network: PciTree) -> None:
+    before = read_functions(SysfsTree(network.root))
+    network.move_away(PORTS[0], "ens1f0")
+    found = remembering(before, read_functions(SysfsTree(network.root)))
+    selection = select([_NIC, HostDeviceClass(VF, virtual_functions_of="ens1f0")], found)
+    assert healthy(selection, NIC) == PORTS[:1]
+    assert healthy(selection) == FUNCTIONS
+
+
+def _with_another_driver(network: PciTree) -> None:
+    network.move_away(PORTS[0], "ens1f0")
+    network.bind(PORTS[0], "vfio-pci")
+
+
+def _of_another_device(network: PciTree) -> None:
+    for port, name in zip(PORTS, ("ens1f0", "ens1f1"), strict=True):
+        network.move_away(port, name)
+    network.add_interface(PORTS[1], "ens1f0")
+
+
+def _gone(network: PciTree) -> None:
+    network.remove(PORTS[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "left"), [(_with_another_driver, ()), (_of_another_device, PORTS[1:]), (_gone, ())]
+)
+def test_an_interface_that_the_device_cannot_have_any_more_is_forgotten(
+    network: PciTree, change: Callable[[PciTree], None], left: tuple[str, ...]
+) -> None:
+    before = read_functions(SysfsTree(network.root))
+    change(network)
+    found = remembering(before, read_functions(SysfsTree(network.root)))
+    assert ids(select([_NIC], found), NIC) == left
+
 
 _DRIVERS: Final = ("", "ice", "vfio-pci")
 _NAMES: Final = ("ens1", "ens2", "eth0")
@@ -516,9 +482,7 @@ def _reference(classes: Sequence[HostDeviceClass], found: Functions) -> dict[str
 
 
 @given(_CLASSES, _functions())
-def test_devices_are_chosen_as_an_obvious_reference_does(
-    classes: list[HostDeviceClass], found: Functions
-) -> None:
+def test_devices_are_as_a_reference_says(classes: list[HostDeviceClass], found: Functions) -> None:
     selection = select(classes, found)
     chosen = _reference(classes, found)
     assert {resource: list(ids(selection, resource)) for resource in chosen} == chosen
@@ -526,9 +490,7 @@ def test_devices_are_chosen_as_an_obvious_reference_does(
 
 
 @given(_CLASSES, _functions())
-def test_what_is_selected_agrees_with_itself(
-    classes: list[HostDeviceClass], found: Functions
-) -> None:
+def test_a_selection_agrees_with_itself(classes: list[HostDeviceClass], found: Functions) -> None:
     selection = select(classes, found)
     offered = [
         (resource, device)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-import pytest
 from msgspec.structs import replace
 
 from agent.config.devices import HostDeviceClass
 from agent.devices.host import HostDevices
 from agent.server.providers import own_devices
 from tests.agent.server.support import OTHER_UID, UID, in_loop, make_world, manifest, running
-from tests.sysfs.pci import PciTree, network_host
+from tests.sysfs.pci import network_host
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,25 +20,7 @@ if TYPE_CHECKING:
     from tests.agent.server.support import Running, World
 
 VF: Final = "example.com/vf"
-FUNCTIONS: Final = tuple(f"0000:3b:02.{number}" for number in range(4))
-
-
-#: Longer than any test runs.
-NEVER: Final = 1e6
-
-
-@pytest.fixture
-def network(tmp_path: Path) -> PciTree:
-    return network_host(tmp_path / "pci")
-
-
-@pytest.fixture
-def provider(world: World, network: PciTree) -> HostDevices:
-    """Give the agent the virtual functions of a network card on node 1, read when a test says."""
-    classes = (HostDeviceClass(VF, virtual_functions_of="ens1f0"),)
-    made = HostDevices(classes, network.root, watches={}, period=NEVER, settle=NEVER)
-    world.providers = (lambda _inputs: made,)
-    return made
+FUNCTION: Final = "0000:3b:02.0"
 
 
 async def admit(agent: Running, uid: str = UID) -> AdmissionDocument:
@@ -49,42 +30,24 @@ async def admit(agent: Running, uid: str = UID) -> AdmissionDocument:
 
 
 @in_loop
-async def test_a_pod_gets_the_address_of_a_virtual_function_and_cpus_near_it(
-    world: World, provider: HostDevices
-) -> None:
-    assert len(provider.offer().devices[VF]) == len(FUNCTIONS)
+async def test_a_pod_gets_a_virtual_function_and_cpus_near_it(world: World, tmp_path: Path) -> None:
+    network = network_host(tmp_path / "pci")
+    classes = (HostDeviceClass(VF, virtual_functions_of="ens1f0"),)
+    provider = HostDevices(classes, network.root, watches={})
+    world.providers = (lambda _inputs: provider,)
     async with running(world) as agent:
         assert (await admit(agent)).admitted
         (container,) = agent.controller.state.ledger.allocations[UID].containers
-        assert container.devices == {VF: FUNCTIONS[:1]}
-        assert container.delivery.pci_addresses == FUNCTIONS[:1]
-        assert container.delivery.environment["PCIDEVICE_EXAMPLE_COM_VF"] == FUNCTIONS[0]
+        assert container.devices == {VF: (FUNCTION,)}
+        assert container.delivery.pci_addresses == (FUNCTION,)
+        assert container.delivery.environment["PCIDEVICE_EXAMPLE_COM_VF"] == FUNCTION
         paths = [node.host_path for node in container.delivery.device_nodes]
         assert paths == ["/dev/vfio/vfio", "/dev/vfio/60"]
         assert str(container.cpus) == "4,12"
 
 
 @in_loop
-async def test_a_device_that_vanished_rejects_the_pod_and_the_next_one_gets_another(
-    world: World, network: PciTree, provider: HostDevices
-) -> None:
-    async with running(world) as agent:
-        network.remove(FUNCTIONS[0])
-        answer = await admit(agent)
-        assert answer.rejection is not None
-        assert f"{FUNCTIONS[0]} is no longer a device of it" in answer.rejection.message
-        assert agent.controller.state.ledger.allocations == {}
-        provider._keep(*provider._read())
-        await agent.service._take_offer()
-        assert (await admit(agent, OTHER_UID)).admitted
-        (container,) = agent.controller.state.ledger.allocations[OTHER_UID].containers
-        assert container.devices == {VF: FUNCTIONS[1:2]}
-
-
-@in_loop
-async def test_a_class_of_the_configuration_is_offered_and_kept_through_a_restart(
-    tmp_path: Path,
-) -> None:
+async def test_a_class_of_the_configuration_is_kept_through_a_restart(tmp_path: Path) -> None:
     world = make_world(tmp_path)
     network = network_host(tmp_path / "host")
     classes = (HostDeviceClass(VF, interface="ens1f0"), HostDeviceClass(VF, interface="eno1"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,13 +17,11 @@ from agent.devices.host import HostDevices, host_devices
 from agent.devices.provider import DeviceError, DeviceProvider
 from sysfs.devices import PCI_DIRECTORY
 from sysfs.links import watch_devices, watch_links
-from tests.agent.server.support import QUIET_SECONDS
+from tests.agent.server.support import QUIET_SECONDS, in_loop
 from tests.sysfs.pci import PciTree, network_host
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from sysfs.links import Link
+    from collections.abc import AsyncIterator, Callable
 
 VF: Final = "example.com/vf"
 PORT: Final = "0000:3b:00.0"
@@ -65,32 +65,17 @@ def provider_of(network: PciTree, period: float = NEVER) -> tuple[HostDevices, A
     return HostDevices(CLASSES, network.root, watches=watches, period=period, settle=0), announced
 
 
-def serving(
-    provider: HostDevices,
-    run: Callable[[asyncio.Queue[None]], Awaitable[None]],
-    before: Callable[[], None] = lambda: None,
-) -> int:
-    """Serve while `run` goes on, which gets a queue of the changes; return how many it left."""
-
-    async def main() -> int:
-        changes: asyncio.Queue[None] = asyncio.Queue()
-        before()
-        served = asyncio.create_task(provider.serve(lambda: changes.put_nowait(None)))
-        done = asyncio.create_task(_running(run, changes))
-        await asyncio.wait((served, done), return_when=asyncio.FIRST_COMPLETED)
+@asynccontextmanager
+async def serving(provider: HostDevices) -> AsyncIterator[asyncio.Queue[None]]:
+    """Serve until the block ends, which gets a queue of the changes."""
+    changes: asyncio.Queue[None] = asyncio.Queue()
+    served = asyncio.create_task(provider.serve(lambda: changes.put_nowait(None)))
+    try:
+        yield changes
+    finally:
         served.cancel()
         with pytest.raises(asyncio.CancelledError):
             await served
-        await done
-        return changes.qsize()
-
-    return asyncio.run(main())
-
-
-async def _running(
-    run: Callable[[asyncio.Queue[None]], Awaitable[None]], changes: asyncio.Queue[None]
-) -> None:
-    await run(changes)
 
 
 def healthy(provider: HostDevices) -> list[str]:
@@ -102,12 +87,14 @@ def test_devices_are_offered_from_the_start(network: PciTree) -> None:
     assert [device.id for device in provider.offer().devices[VF]] == list(FUNCTIONS)
     assert provider.offer().preferring == frozenset()
     assert provider.conditions() == ()
+    assert asyncio.run(provider.preferred(VF, frozenset(FUNCTIONS), frozenset(), 1)) == ()
+    asyncio.run(provider.start_container(VF, FUNCTIONS[:1]))
 
 
-def test_an_announced_change_of_the_offer_is_passed_on(network: PciTree) -> None:
+@in_loop
+async def test_an_announced_change_of_the_offer_is_passed_on(network: PciTree) -> None:
     provider, announced = provider_of(network)
-
-    async def run(changes: asyncio.Queue[None]) -> None:
+    async with serving(provider) as changes:
         network.set_link(PORT, "ens1f0", "down")
         announced.announce()
         await changes.get()
@@ -118,8 +105,7 @@ def test_an_announced_change_of_the_offer_is_passed_on(network: PciTree) -> None
         await changes.get()
         assert healthy(provider) == list(FUNCTIONS)
         assert provider.conditions() == ()
-
-    assert serving(provider, run) == 0
+    assert changes.empty()
 
 
 class Reads:
@@ -129,95 +115,73 @@ class Reads:
         self._provider = provider
         self._read = provider._read
         self._done: asyncio.Queue[bool] = asyncio.Queue()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop = asyncio.get_running_loop()
         monkeypatch.setattr(provider, "_read", self)
 
     def __call__(self) -> object:
         announced = self._provider._changed.is_set()
         found = self._read()
-        assert self._loop is not None
         self._loop.call_soon_threadsafe(self._done.put_nowait, announced)
         return found
-
-    def begin(self) -> None:
-        self._loop = asyncio.get_running_loop()
 
     async def next(self) -> bool:
         """Wait for a reading; return whether a change was still announced when it began."""
         return await self._done.get()
 
 
-@pytest.fixture
-def served(
+@in_loop
+async def test_what_changes_nothing_of_the_offer_is_not_passed_on(
     network: PciTree, monkeypatch: pytest.MonkeyPatch
-) -> tuple[HostDevices, Announcements, Reads]:
-    provider, announced = provider_of(network)
-    return provider, announced, Reads(provider, monkeypatch)
-
-
-def test_what_changes_nothing_of_the_offer_is_not_passed_on(
-    network: PciTree, served: tuple[HostDevices, Announcements, Reads]
 ) -> None:
-    provider, announced, reads = served
-
-    async def run(changes: asyncio.Queue[None]) -> None:
+    provider, announced = provider_of(network)
+    reads = Reads(provider, monkeypatch)
+    async with serving(provider) as changes:
         await reads.next()
-        # Of no class.
-        network.add("0000:af:00.0", driver="ixgbe")
+        network.add("0000:af:00.0", driver="ixgbe")  # of no class
         announced.announce()
         await reads.next()
         network.remove(FUNCTIONS[0])
         announced.announce()
         await changes.get()
         assert healthy(provider) == list(FUNCTIONS[1:])
+    assert changes.empty()
 
-    assert serving(provider, run, reads.begin) == 0
 
-
-def test_a_change_while_devices_are_read_is_not_lost_with_the_one_before(
-    served: tuple[HostDevices, Announcements, Reads],
+@in_loop
+async def test_a_change_while_devices_are_read_is_not_lost_with_the_one_before(
+    network: PciTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    provider, announced, reads = served
-
-    async def run(changes: asyncio.Queue[None]) -> None:
-        assert changes.empty()
+    provider, announced = provider_of(network)
+    reads = Reads(provider, monkeypatch)
+    async with serving(provider) as changes:
         assert not await reads.next()
         announced.announce()
         assert not await reads.next()
-
-    assert serving(provider, run, reads.begin) == 0
-
-
-def test_a_change_during_the_start_is_noticed_without_an_announcement(network: PciTree) -> None:
-    provider, _ = provider_of(network)
-    network.remove(FUNCTIONS[0])
-
-    async def run(changes: asyncio.Queue[None]) -> None:
-        await changes.get()
-        assert healthy(provider) == list(FUNCTIONS[1:])
-
-    serving(provider, run)
+    assert changes.empty()
 
 
-def test_a_change_that_nothing_announces_is_noticed_after_the_period(network: PciTree) -> None:
-    provider, _ = provider_of(network, period=0.01)
-
-    async def run(changes: asyncio.Queue[None]) -> None:
-        for number in (0, 1):
-            network.remove(FUNCTIONS[number])
+@in_loop
+async def test_a_change_without_announcement_is_noticed_after_the_period(network: PciTree) -> None:
+    for period in (NEVER, 0.01):
+        provider, _ = provider_of(network, period)
+        left = healthy(provider)
+        network.remove(left[0])
+        async with serving(provider) as changes:
             await changes.get()
-            assert healthy(provider) == list(FUNCTIONS[number + 1 :])
+            assert healthy(provider) == left[1:]
+            if period != NEVER:
+                network.remove(left[1])
+                await changes.get()
+                assert healthy(provider) == left[2:]
 
-    serving(provider, run)
 
-
-def test_a_broken_stream_is_a_condition_until_it_is_open_again(
+@in_loop
+async def test_a_broken_stream_is_a_condition_until_it_is_open_again(
     network: PciTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "REOPEN_SECONDS", 0)
     provider, announced = provider_of(network)
-
-    async def run(changes: asyncio.Queue[None]) -> None:
+    async with serving(provider) as changes:
         network.remove(FUNCTIONS[0])
         announced.announce(OSError(105, "No buffer space available"))
         await changes.get()
@@ -229,36 +193,33 @@ def test_a_broken_stream_is_a_condition_until_it_is_open_again(
             await changes.get()
         assert provider.conditions() == ()
 
-    serving(provider, run)
+
+async def _ending() -> AsyncIterator[None]:
+    endings: tuple[None, ...] = ()
+    for each in endings:
+        yield each
 
 
-def test_a_stream_that_stays_broken_says_how_changes_are_noticed(network: PciTree) -> None:
-    provider, announced = provider_of(network)
+async def _forbidden() -> AsyncIterator[None]:
+    async for each in _ending():
+        yield each
+    raise PermissionError(1, "Operation not permitted")
 
-    async def run(changes: asyncio.Queue[None]) -> None:
-        announced.announce(PermissionError(1, "Operation not permitted"))
+
+@pytest.mark.parametrize(
+    ("watch", "reason"),
+    [(_ending, "the stream ended"), (_forbidden, "Operation not permitted")],
+)
+@in_loop
+async def test_a_stream_that_stays_broken_says_how_changes_are_noticed(
+    network: PciTree, watch: Callable[[], AsyncIterator[None]], reason: str
+) -> None:
+    provider = HostDevices(CLASSES, network.root, watches={"links": watch}, settle=0)
+    async with serving(provider) as changes:
         await changes.get()
         (line,) = provider.conditions()
-        assert "the host's devices are noticed every" in line
-        assert "Operation not permitted" in line
-
-    serving(provider, run)
-
-
-def test_a_stream_that_ends_is_a_condition_as_well(network: PciTree) -> None:
-    async def nothing() -> AsyncIterator[None]:
-        endings: tuple[None, ...] = ()
-        for each in endings:
-            yield each
-
-    provider = HostDevices(CLASSES, network.root, watches={"links": nothing}, settle=0)
-
-    async def run(changes: asyncio.Queue[None]) -> None:
-        await changes.get()
-        (line,) = provider.conditions()
-        assert line.endswith("the stream ended")
-
-    serving(provider, run)
+        assert "changes of the host's links are noticed every" in line
+        assert line.endswith(reason)
 
 
 def test_this_host_is_watched_and_no_other_root(tmp_path: Path) -> None:
@@ -281,37 +242,28 @@ def test_a_bus_that_cannot_be_read_is_a_condition(tmp_path: Path) -> None:
     )
 
 
-def test_an_allocation_gets_address_environment_and_nodes(network: PciTree) -> None:
-    provider, _ = provider_of(network)
-    delivery = asyncio.run(provider.allocate(VF, (FUNCTIONS[1],)))
-    assert delivery.pci_addresses == (FUNCTIONS[1],)
-    assert delivery.environment["PCIDEVICE_EXAMPLE_COM_VF"] == FUNCTIONS[1]
-    assert [node.host_path for node in delivery.device_nodes] == ["/dev/vfio/vfio", "/dev/vfio/61"]
-
-
 def test_an_allocation_gets_what_the_host_shows_at_that_moment(network: PciTree) -> None:
     provider, _ = provider_of(network)
     network.link(f"{network.place(FUNCTIONS[1])}/iommu_group", "sys/kernel/iommu_groups/99")
     delivery = asyncio.run(provider.allocate(VF, (FUNCTIONS[1],)))
-    assert delivery.device_nodes[1].host_path == "/dev/vfio/99"
+    assert delivery.environment["PCIDEVICE_EXAMPLE_COM_VF"] == FUNCTIONS[1]
+    assert [node.host_path for node in delivery.device_nodes] == ["/dev/vfio/vfio", "/dev/vfio/99"]
 
 
-def test_a_device_that_is_gone_is_not_delivered_and_no_longer_offered_then(
-    network: PciTree, served: tuple[HostDevices, Announcements, Reads]
+@in_loop
+async def test_a_device_that_is_gone_is_not_delivered_and_no_longer_offered_then(
+    network: PciTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    provider, _, reads = served
-
-    async def run(changes: asyncio.Queue[None]) -> None:
+    provider, _ = provider_of(network)
+    reads = Reads(provider, monkeypatch)
+    async with serving(provider) as changes:
         await reads.next()
         network.remove(FUNCTIONS[0])
         with pytest.raises(DeviceError, match=f"{VF}: {FUNCTIONS[0]} is no longer a device"):
             await provider.allocate(VF, (FUNCTIONS[1], FUNCTIONS[0]))
         await changes.get()
         assert healthy(provider) == list(FUNCTIONS[1:])
-        delivery = await provider.allocate(VF, (FUNCTIONS[1],))
-        assert delivery.pci_addresses == (FUNCTIONS[1],)
-
-    assert serving(provider, run, reads.begin) == 0
+    assert changes.empty()
 
 
 def test_the_device_that_a_pod_got_last_comes_before_others_of_its_group(tmp_path: Path) -> None:
@@ -329,19 +281,17 @@ def test_the_device_that_a_pod_got_last_comes_before_others_of_its_group(tmp_pat
             asyncio.run(provider.allocate(VF, (other,)))
 
 
-def test_a_device_that_is_not_healthy_is_not_delivered(network: PciTree) -> None:
-    provider, _ = provider_of(network)
-    network.set_link(PORT, "ens1f0", "down")
-    with pytest.raises(DeviceError, match="not healthy: the link of ens1f0 is down") as caught:
-        asyncio.run(provider.allocate(VF, (FUNCTIONS[0],)))
-    assert caught.value.remedy
-
-
-def test_a_device_of_another_resource_is_not_delivered(network: PciTree) -> None:
+def test_a_device_that_is_not_healthy_or_of_another_resource_is_not_delivered(
+    network: PciTree,
+) -> None:
     classes = (*CLASSES, HostDeviceClass("example.com/nic", interface="ens1f0"))
     provider = HostDevices(classes, network.root, watches={})
     with pytest.raises(DeviceError, match=f"{VF}: {PORT} is no longer a device"):
         asyncio.run(provider.allocate(VF, (PORT,)))
+    network.set_link(PORT, "ens1f0", "down")
+    with pytest.raises(DeviceError, match="not healthy: the link of ens1f0 is down") as caught:
+        asyncio.run(provider.allocate(VF, (FUNCTIONS[0],)))
+    assert caught.value.remedy
 
 
 def test_an_interface_that_moved_to_a_container_stays_offered(network: PciTree) -> None:
@@ -352,21 +302,14 @@ def test_an_interface_that_moved_to_a_container_stays_offered(network: PciTree) 
 
 
 def test_a_device_whose_interface_moved_before_a_restart_stays_offered(network: PciTree) -> None:
+    allocated = {VF: frozenset({PORT}), "example.com/other": frozenset({"0000:3b:00.2"})}
+    other = (HostDeviceClass(VF, interface="ens2*"),)
+    assert healthy(HostDevices(other, network.root, allocated=allocated, watches={})) == []
     network.add("0000:3b:00.2", node=1, driver="ice")
     network.move_away(PORT, "ens1f0")
     classes = (HostDeviceClass(VF, interface="ens1f*", driver="ice"),)
-    allocated = {VF: frozenset({PORT}), "example.com/other": frozenset({"0000:3b:00.2"})}
     provider = HostDevices(classes, network.root, allocated=allocated, watches={})
     assert healthy(provider) == [PORT]
-
-
-def test_an_allocated_device_whose_interface_has_another_name_is_not_offered(
-    network: PciTree,
-) -> None:
-    classes = (HostDeviceClass(VF, interface="ens2*"),)
-    allocated = {VF: frozenset({PORT})}
-    provider = HostDevices(classes, network.root, allocated=allocated, watches={})
-    assert healthy(provider) == []
 
 
 def test_a_provider_is_made_of_classes_and_none_without_them(network: PciTree) -> None:
@@ -375,13 +318,6 @@ def test_a_provider_is_made_of_classes_and_none_without_them(network: PciTree) -
     assert provider is not None
     assert healthy(provider) == list(FUNCTIONS)
     assert host_devices(Config(), {}) is None
-
-
-def test_no_device_is_preferred_and_none_needs_a_preparation(network: PciTree) -> None:
-    provider, _ = provider_of(network)
-    available = frozenset(FUNCTIONS)
-    assert asyncio.run(provider.preferred(VF, available, frozenset(), 1)) == ()
-    asyncio.run(provider.start_container(VF, FUNCTIONS[:1]))
 
 
 @pytest.mark.parametrize(
@@ -394,23 +330,15 @@ def test_no_device_is_preferred_and_none_needs_a_preparation(network: PciTree) -
     ],
 )
 def test_netlink_is_asked_on_this_host_where_a_class_can_have_links(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    criteria: dict[str, str],
-    asks: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, criteria: dict[str, str], *, asks: bool
 ) -> None:
-    calls: list[str] = []
-
-    def read() -> tuple[Link, ...]:
-        calls.append("netlink")
-        return ()
-
+    read = Mock(return_value=())
     monkeypatch.setattr(host, "read_live_links", read)
     classes = (HostDeviceClass(VF, **criteria),)
     HostDevices(classes, tmp_path)
-    assert calls == []
+    assert not read.called
     HostDevices(classes, Path("/"))
-    assert bool(calls) == asks
+    assert read.called == asks
 
 
 @pytest.mark.parametrize("turns", range(4))

@@ -55,20 +55,12 @@ def delivered(providers: Providers, allocation: PodAllocation) -> list[dict[str,
     return [dict(each.delivery.environment) for each in found.containers]
 
 
-def test_what_all_providers_offer_is_offered() -> None:
-    first = FakeProvider("first", {GPU: ONE}, frozenset({GPU}))
-    second = FakeProvider("second", {NIC: TWO})
-    offer = Providers([first, second]).offer()
-    assert dict(offer.devices) == {GPU: ONE, NIC: TWO}
-    assert offer.preferring == {GPU}
-
-
 def test_a_resource_that_two_offer_is_the_firsts_and_the_other_has_a_condition() -> None:
     first = FakeProvider("first", {GPU: ONE})
-    second = FakeProvider("second", {GPU: TWO}, frozenset({GPU}))
+    second = FakeProvider("second", {GPU: TWO, NIC: TWO}, frozenset({GPU, NIC}))
     providers = Providers([first, second])
-    assert dict(providers.offer().devices) == {GPU: ONE}
-    assert providers.offer().preferring == frozenset()
+    assert dict(providers.offer().devices) == {GPU: ONE, NIC: TWO}
+    assert providers.offer().preferring == {NIC}
     message = f"{GPU} is not taken from here: first offers it as well"
     assert list(providers.conditions()) == [("second", message)]
 
@@ -96,31 +88,21 @@ def test_each_question_is_answered_by_the_provider_of_its_resource() -> None:
     assert [answers[each] for each in questions] == [("two",), ("one",), ()]
 
 
-def test_every_container_gets_what_the_providers_of_its_devices_deliver() -> None:
+def test_devices_are_allocated_by_container_and_later_prepared() -> None:
     provider = FakeProvider("plugins", {GPU: ONE, NIC: TWO})
     allocation = allocated({GPU: ("a", "b"), NIC: ("c",)}, {}, {NIC: ("d",)})
-    assert delivered(Providers([provider]), allocation) == [
+    providers = Providers([provider], configured=("a/listed",))
+    assert delivered(providers, allocation) == [
         {"DEVICES_gpu": "a,b", "DEVICES_nic": "c"},
         {},
         {"DEVICES_nic": "d"},
     ]
-
-
-def test_devices_are_allocated_and_later_prepared() -> None:
-    provider, allocation = (
-        FakeProvider("plugins", {GPU: ONE}),
-        allocated({GPU: ("a",)}, {GPU: ("b",)}),
-    )
-    providers = Providers([provider], configured=(NIC,))
-    delivered(providers, allocation)
-    assert [(call, ids) for call, _, ids in provider.calls] == [
-        ("allocate", "a"),
-        ("allocate", "b"),
-    ]
+    asked = [(GPU, "a,b"), (NIC, "c"), (NIC, "d")]
+    assert provider.calls == [("allocate", *each) for each in asked]
     assert providers.prepares(allocation)
-    assert not providers.prepares(allocated({NIC: ("n",)}, {}))
+    assert not providers.prepares(allocated({"a/listed": ("n",)}, {}))
     prepared(providers, allocation)
-    assert [(call, ids) for call, _, ids in provider.calls[2:]] == [("start", "a"), ("start", "b")]
+    assert provider.calls[3:] == [("start", *each) for each in asked]
 
 
 def prepared(providers: Providers, allocation: PodAllocation) -> None:
@@ -150,10 +132,12 @@ def test_a_provider_that_never_returns_is_given_up(monkeypatch: pytest.MonkeyPat
         prepared(Providers([provider]), allocation)
 
 
-def test_what_is_no_longer_offered_is_not_delivered() -> None:
+def test_what_is_no_longer_offered_or_no_container_can_get_is_not_delivered() -> None:
     provider = FakeProvider("plugins", {GPU: ONE})
     with pytest.raises(DeliveryError, match="plugins no longer offers z of "):
         delivered(Providers([provider]), allocated({GPU: ("z",)}))
+    with pytest.raises(DeliveryError, match=f"plugins delivered for {GPU} what no container can"):
+        delivered(Providers([provider]), allocated({GPU: ("a\n",)}))
     for use in (delivered, prepared):
         with pytest.raises(DeliveryError, match=f"{NIC} is no longer offered"):
             use(Providers([provider]), allocated({NIC: ("c",)}))

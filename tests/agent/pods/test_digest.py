@@ -64,9 +64,6 @@ def test_neither_identity_nor_notation_nor_order_of_names_matters() -> None:
 )
 def test_whatever_a_decision_depends_on_changes_the_digest(other: Pod) -> None:
     assert spec_digest(other) != spec_digest(_BASE)
-
-
-def test_the_order_of_containers_matters() -> None:
     assert spec_digest(pod(app("a"), app("b"))) != spec_digest(pod(app("b"), app("a")))
 
 

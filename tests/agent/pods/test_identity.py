@@ -16,14 +16,16 @@ def without_containers(metadata: str) -> str:
     return f"apiVersion: v1\nkind: Pod\nmetadata: {metadata}\nspec: {{containers: []}}\n"
 
 
-def test_an_invalid_manifest_still_says_whom_it_speaks_of() -> None:
-    stated = spoken_of(without_containers("{name: web, namespace: shop, uid: u-1}"))
-    assert stated == PodIdentity("u-1", "web", "shop")
-
-
-def test_a_pod_without_a_namespace_is_in_the_default_one_and_without_a_name_in_none() -> None:
-    assert spoken_of(without_containers("{name: web}")) == PodIdentity("", "web", "default")
-    assert spoken_of(without_containers("{uid: u-1}")) == PodIdentity("u-1")
+@pytest.mark.parametrize(
+    ("metadata", "identity"),
+    [
+        ("{name: web, namespace: shop, uid: u-1}", PodIdentity("u-1", "web", "shop")),
+        ("{name: web}", PodIdentity("", "web", "default")),
+        ("{uid: u-1}", PodIdentity("u-1")),
+    ],
+)
+def test_an_invalid_manifest_still_says_of_whom(metadata: str, identity: PodIdentity) -> None:
+    assert spoken_of(without_containers(metadata)) == identity
 
 
 def test_a_pod_whose_name_is_not_known_is_named_by_its_uid() -> None:

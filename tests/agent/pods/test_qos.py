@@ -39,9 +39,7 @@ def test_class_follows_from_the_containers(containers: list[Container], expected
         (Resources(), QosClass.BURSTABLE),
     ],
 )
-def test_pod_level_resources_alone_decide_where_there_are_any(
-    of_pod: Resources, expected: QosClass
-) -> None:
+def test_pod_level_resources_decide_where_stated(of_pod: Resources, expected: QosClass) -> None:
     mixed: Pod = pod(app("a", resources("cpu=500m")), app("b"), of_pod=of_pod)
     assert qos_class(mixed, pod_level_resources=True) is expected
     assert qos_class(mixed, pod_level_resources=False) is QosClass.BURSTABLE

@@ -9,22 +9,8 @@ from hypothesis import strategies as st
 from agent.pods.quantity import MAX_INT64, Notation, Quantity, QuantityError
 
 _FACTORS = {
-    "n": Fraction(1, 10**9),
-    "u": Fraction(1, 10**6),
-    "m": Fraction(1, 1000),
-    "": Fraction(1),
-    "k": Fraction(10**3),
-    "M": Fraction(10**6),
-    "G": Fraction(10**9),
-    "T": Fraction(10**12),
-    "P": Fraction(10**15),
-    "E": Fraction(10**18),
-    "Ki": Fraction(2**10),
-    "Mi": Fraction(2**20),
-    "Gi": Fraction(2**30),
-    "Ti": Fraction(2**40),
-    "Pi": Fraction(2**50),
-    "Ei": Fraction(2**60),
+    **{name: Fraction(1000) ** (at - 3) for at, name in enumerate(("n", "u", "m", *" kMGTPE"))},
+    **{f"{name}i": Fraction(1024) ** at for at, name in enumerate("KMGTPE", 1)},
     "e3": Fraction(1000),
     "E-2": Fraction(1, 100),
     "e+0": Fraction(1),
@@ -35,13 +21,11 @@ _FACTORS = {
     ("text", "nano"),
     [
         ("0", 0),
-        ("2", 2 * 10**9),
         ("+2", 2 * 10**9),
         ("-1", -(10**9)),
         ("500m", 5 * 10**8),
         (".5", 5 * 10**8),
         ("5.", 5 * 10**9),
-        ("1e3", 10**12),
         ("1E3", 10**12),
         ("1E", 10**27),
         ("1.5Gi", 3 * 2**29 * 10**9),
@@ -99,13 +83,11 @@ def test_canonical_text_is_that_of_the_api_server(text: str, canonical: str) -> 
 @given(
     st.integers(0, 10**15),
     st.integers(0, 10**6 - 1),
-    st.sampled_from(sorted(_FACTORS)),
+    st.sampled_from(sorted(_FACTORS)).map(str.strip),
     st.sampled_from(["", "+", "-"]),
 )
-def test_equals_exact_arithmetic_rounded_away_from_zero(
-    whole: int, part: int, suffix: str, sign: str
-) -> None:
-    exact = (Fraction(whole) + Fraction(part, 10**6)) * _FACTORS[suffix] * 10**9
+def test_equals_arithmetic_rounded_from_zero(whole: int, part: int, suffix: str, sign: str) -> None:
+    exact = (Fraction(whole) + Fraction(part, 10**6)) * _FACTORS[suffix or " "] * 10**9
     rounded = -(-exact.numerator // exact.denominator)
     if suffix.endswith("i"):
         rounded = min(rounded, MAX_INT64 * 10**9)

@@ -15,18 +15,34 @@ from agent.pods.validation import find_problems, find_warnings, resource_name_fa
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from agent.pods.model import Container, Resources
+    from agent.pods.model import Pod
 
 
-def test_a_sound_pod_has_no_problems() -> None:
-    sound = pod(
-        init("i", guaranteed("cpu=2 memory=1Gi")),
-        sidecar("s", guaranteed("cpu=1 memory=1Gi")),
-        app("a", resources("cpu=1 ephemeral-storage=1Gi", "cpu=2 example.com/gpu=1")),
-        of_pod=guaranteed("cpu=4 memory=4Gi hugepages-2Mi=4Mi"),
-    )
+@pytest.mark.parametrize(
+    "sound",
+    [
+        pod(
+            init("i", guaranteed("cpu=2 memory=1Gi")),
+            sidecar("s", guaranteed("cpu=1 memory=1Gi")),
+            app("a", resources("cpu=1 ephemeral-storage=1Gi", "cpu=2 example.com/gpu=1")),
+            of_pod=guaranteed("cpu=4 memory=4Gi hugepages-2Mi=4Mi"),
+        ),
+        pod(app("a", resources("cpu=2")), app("b", resources("cpu=1")), of_pod=resources("cpu=3")),
+        pod(app("a", guaranteed("memory=9Gi")), of_pod=guaranteed("cpu=1")),
+        *(
+            pod(app("a"), build("i", resources("cpu=1", "cpu=8")), of_pod=guaranteed("cpu=2"))
+            for build in (init, sidecar)
+        ),
+        pod(app("a", resources("kubernetes.io/x=2"))),
+        pod(app("a", resources("kubernetes.io/x=2", "kubernetes.io/x=3"))),
+    ],
+    ids=[
+        *("an ordinary pod", "a budget equal to the sum", "a resource that it does not name"),
+        *("a limit of an init container", "and of a sidecar"),
+        *("a resource of kubernetes without limit", "and overcommitted"),
+    ],
+)
+def test_a_sound_pod_has_no_problems(sound: Pod) -> None:
     assert find_problems(apply_defaults(sound)) == []
 
 
@@ -43,17 +59,6 @@ def test_an_init_container_after_a_sidecar_needs_room_beside_it() -> None:
     # In the other order the init container ends before the sidecar starts.
     swapped = replace(asked, init_containers=asked.init_containers[::-1])
     assert find_problems(swapped) == []
-
-
-def test_a_budget_equal_to_the_sum_is_enough() -> None:
-    asked = pod(app("a", resources("cpu=2")), app("b", resources("cpu=1")),
-                of_pod=resources("cpu=3"))  # fmt: skip
-    assert find_problems(asked) == []
-
-
-def test_resources_that_the_budget_does_not_name_are_free() -> None:
-    asked = pod(app("a", resources("memory=9Gi", "memory=9Gi")), of_pod=guaranteed("cpu=1"))
-    assert find_problems(asked) == []
 
 
 @pytest.mark.parametrize(
@@ -74,22 +79,6 @@ def test_a_size_of_a_few_bytes_is_a_warning() -> None:
         "in; is a suffix missing?"
     )
     assert find_warnings(pod(app("a", guaranteed("cpu=1 memory=512Mi")))) == ()
-
-
-def test_hugepages_names_are_canonical() -> None:
-    assert resource_name_fault("hugepages-2Mi") is None
-    assert resource_name_fault("hugepages-1Gi") is None
-    fault = resource_name_fault("hugepages-1024Mi")
-    assert fault is not None
-    assert "hugepages-1Gi" in fault
-
-
-@pytest.mark.parametrize("build", [init, sidecar])
-def test_the_limit_of_an_init_container_may_be_above_the_pods(
-    build: Callable[[str, Resources], Container],
-) -> None:
-    asked = pod(app("a"), build("i", resources("cpu=1", "cpu=8")), of_pod=guaranteed("cpu=2"))
-    assert find_problems(asked) == []
 
 
 @given(
@@ -113,12 +102,6 @@ def test_no_amount_is_too_large(resource: str, number: int, suffix: str) -> None
 )
 def test_sizes_are_rounded_up_and_devices_are_whole(text: str, problems: int) -> None:
     assert len(find_problems(pod(app("a", guaranteed(text))))) == problems
-
-
-@pytest.mark.parametrize("limits", ["", "kubernetes.io/x=3"])
-def test_resources_of_kubernetes_can_be_overcommitted(limits: str) -> None:
-    asked = pod(app("a", resources("kubernetes.io/x=2", limits)))
-    assert find_problems(asked) == []
 
 
 def test_sizes_that_are_no_whole_number_of_bytes_are_warned_of() -> None:

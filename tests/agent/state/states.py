@@ -145,38 +145,6 @@ def everything() -> Checkpoint:
     )
 
 
-def plain_pods(count: int, containers: int = 3) -> Ledger:
-    """`count` pods whose containers run in the node's shared pool, with pinned memory."""
-    kinds = (ContainerKind.APP,) * containers
-    block = MemoryBlock("memory", 64 << 20, Mask.of(0))
-    return ledger_of(
-        *(
-            PodAllocation(
-                uid=f"pod-{number}",
-                name=f"pod-{number}",
-                namespace="default",
-                qos=QosClass.GUARANTEED,
-                spec_digest=f"{number:064x}",
-                containers=tuple(
-                    ContainerAllocation(
-                        name=f"c{index}",
-                        kind=kind,
-                        isolation=Isolation.CONTAINER,
-                        cpus=Mask.of(number * containers + index),
-                        memory=(block,),
-                        hint=Hint(1, preferred=True),
-                        cpu=CpuLimits(1000, 1000),
-                        quota_disabled=True,
-                    )
-                    for index, kind in enumerate(kinds)
-                ),
-                cpu=CpuLimits(1000 * containers, 1000 * containers),
-            )
-            for number in range(count)
-        )
-    )
-
-
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 masks = st.frozensets(st.integers(0, 70), max_size=6).map(Mask.from_ids)
 sizes = st.integers(0, 1 << 70)

@@ -129,38 +129,25 @@ def _summary(**settings: bool) -> Mapping[str, str]:
 GATE: Final = "featureGates.PodLevelResourceManagers"
 
 
+ON, OFF = _summary(on=True), _summary(on=False)
+LISTED: Final = {key: value for key, value in ON.items() if value != "false"}
+UNVERSIONED: Final = {key: value for key, value in OFF.items() if key != "kubernetesVersion"}
+RESERVED: Final = _summary(reserved=True)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        (_summary(on=True), _summary(on=False), [f"{GATE} is false, it was true"]),
-        (_summary(on=False), _summary(on=True), [f"{GATE} is true, it was false"]),
+        pytest.param(ON, OFF, [f"{GATE} is false, it was true"], id="switched off"),
+        pytest.param(OFF, ON, [f"{GATE} is true, it was false"], id="switched on"),
+        pytest.param(ON, ON, [], id="the same"),
         # The release that made the summary did not have what it does not list: it was off.
-        (_summary(on=True), _summary(on=True), []),
-        ({k: v for k, v in _summary(on=True).items() if v != "false"}, _summary(on=True), []),
-        (
-            {k: v for k, v in _summary(on=True).items() if v != "false"},
-            _summary(on=False),
-            [f"{GATE} is false, it was true"],
-        ),
-        ({}, _summary(on=True), []),
-        (_summary(), _summary(reserved=True), ["reservedMemory.0.memory is 1024, it was unset"]),
-        (_summary(reserved=True), _summary(), ["reservedMemory.0.memory is unset, it was 1024"]),
-        (
-            {k: v for k, v in _summary().items() if k != "kubernetesVersion"},
-            _summary(),
-            ["kubernetesVersion is v1.37, it was v1.36"],
-        ),
-    ],
-    ids=[
-        "switched off",
-        "switched on",
-        "the same",
-        "what was off was not listed",
-        "what was off was not listed, and one is off now",
-        "no summary",
-        "a reservation that came",
-        "a reservation that went",
-        "a summary without a version",
+        pytest.param(LISTED, ON, [], id="what was off was not listed"),
+        pytest.param(LISTED, OFF, [f"{GATE} is false, it was true"], id="and one is off now"),
+        pytest.param({}, ON, [], id="no summary"),
+        pytest.param(OFF, RESERVED, ["reservedMemory.0.memory is 1024, it was unset"], id="came"),
+        pytest.param(RESERVED, OFF, ["reservedMemory.0.memory is unset, it was 1024"], id="went"),
+        pytest.param(UNVERSIONED, OFF, ["kubernetesVersion is v1.37, it was v1.36"], id="version"),
     ],
 )
 def test_a_change_of_the_policy_is_named_with_what_was(

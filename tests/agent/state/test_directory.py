@@ -38,15 +38,6 @@ def test_a_directory_that_cannot_be_used_is_named_with_what_to_do(
         check_directory(tmp_path / "state" / place)
 
 
-def test_a_directory_of_another_user_is_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = os.geteuid() + 1
-    monkeypatch.setattr(os, "geteuid", lambda: other)
-    with pytest.raises(StateDirectoryError, match=f"runs as user {other}"):
-        check_directory(tmp_path)
-
-
 def test_a_directory_that_others_could_replace_is_rejected(tmp_path: Path) -> None:
     directory = tmp_path / "above/state"
     directory.mkdir(parents=True, mode=0o700)
@@ -55,12 +46,14 @@ def test_a_directory_that_others_could_replace_is_rejected(tmp_path: Path) -> No
         check_directory(directory)
 
 
-def test_an_unwritable_directory_is_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_of_others_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # root may write anywhere, so the kernel's answer is stood in for
     monkeypatch.setattr(os, "access", lambda _path, _mode: False)
     with pytest.raises(StateDirectoryError, match="not writable"):
+        check_directory(tmp_path)
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    with pytest.raises(StateDirectoryError, match=f"runs as user {other}"):
         check_directory(tmp_path)
 
 
@@ -90,9 +83,7 @@ def test_a_lock_file_that_is_a_directory_is_named(tmp_path: Path) -> None:
         DirectoryLock(tmp_path)
 
 
-def test_a_full_disk_does_not_keep_the_lock_from_being_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_lock_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -34,14 +34,19 @@ def field(package: Path, name: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def control(package: Path, directory: Path) -> Path:
-    subprocess.run(["dpkg-deb", "--control", package, directory], check=True)
-    return directory
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed(tmp_path_factory.mktemp("package"))
 
 
-def test_the_same_content_gives_the_same_bytes_whenever_and_however_it_is_made(
-    tmp_path: Path,
-) -> None:
+@pytest.fixture
+def inside(package: Path, tmp_path: Path) -> Path:
+    """Return a directory with the control files of the package."""
+    subprocess.run(["dpkg-deb", "--control", package, tmp_path / "control"], check=True)
+    return tmp_path / "control"
+
+
+def test_the_same_content_gives_the_same_bytes_however_it_is_made(tmp_path: Path) -> None:
     first = packed(tmp_path / "first")
     mask = os.umask(0o077)
     try:
@@ -51,10 +56,7 @@ def test_the_same_content_gives_the_same_bytes_whenever_and_however_it_is_made(
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_a_package_is_named_by_version_and_architecture_and_belongs_to_root(
-    tmp_path: Path,
-) -> None:
-    package = packed(tmp_path)
+def test_a_package_is_named_by_version_and_architecture_and_belongs_to_root(package: Path) -> None:
     assert package.name == f"numawarden_{VERSION}_amd64.deb"
     command = ["dpkg-deb", "--contents", str(package)]
     listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -69,31 +71,23 @@ def test_a_package_depends_on_the_python_that_its_environment_is_for(name: str) 
     assert f" python{target.python}," in depends
 
 
-def test_the_configuration_is_the_administrators(tmp_path: Path) -> None:
-    inside = control(packed(tmp_path), tmp_path / "control")
+def test_the_configuration_is_the_administrators(inside: Path) -> None:
     assert (inside / "conffiles").read_text() == "/etc/numawarden/config.yaml\n"
 
 
-def test_dpkg_can_verify_every_file(tmp_path: Path) -> None:
-    package = packed(tmp_path)
-    inside = control(package, tmp_path / "control")
+def test_dpkg_can_verify_every_file(package: Path, inside: Path, tmp_path: Path) -> None:
     subprocess.run(["dpkg-deb", "--extract", package, tmp_path / "out"], check=True)
     lines = [line.split("  ", 1) for line in (inside / "md5sums").read_text().splitlines()]
     listed = {name: digest for digest, name in lines}
-    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
-    found = {
-        str(path.relative_to(tmp_path / "out")): hashlib.md5(
-            path.read_bytes(), usedforsecurity=False
-        ).hexdigest()
-        for path in files
-        if not path.is_symlink()
-    }
-    assert listed == found
     assert "etc/numawarden/config.yaml" in listed
+    for path in (tmp_path / "out").rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            digest = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+            assert listed.pop(str(path.relative_to(tmp_path / "out"))) == digest
+    assert listed == {}
 
 
-def test_the_maintainer_scripts_are_there_and_a_shell_reads_them(tmp_path: Path) -> None:
-    inside = control(packed(tmp_path), tmp_path / "control")
+def test_the_maintainer_scripts_are_there_and_a_shell_reads_them(inside: Path) -> None:
     scripts = {path.name: path for path in inside.iterdir() if os.access(path, os.X_OK)}
     assert set(scripts) == {"postinst", "prerm", "postrm"}
     for script in scripts.values():
@@ -121,12 +115,11 @@ def test_the_installed_size_is_that_of_all_files_in_kib(tmp_path: Path) -> None:
     assert large - small == 300
 
 
-@pytest.mark.parametrize(("named", "member"), [(None, b"data.tar.xz"), ("gzip", b"data.tar.gz")])
+@pytest.mark.parametrize(("named", "member"), [("", b"data.tar.xz"), ("gzip", b"data.tar.gz")])
 def test_a_compressor_that_is_named_as_for_dpkg_deb_packs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None, member: bytes
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, member: bytes
 ) -> None:
-    if named is None:
-        monkeypatch.delenv(archive.COMPRESSOR, raising=False)
-    else:
+    monkeypatch.delenv(archive.COMPRESSOR, raising=False)
+    if named:
         monkeypatch.setenv(archive.COMPRESSOR, named)
     assert member in packed(tmp_path).read_bytes()

@@ -25,9 +25,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_package_has_unit_group_directories_and_configuration_as_in_the_checkout(
-    root: Path,
-) -> None:
+def test_the_package_has_unit_group_and_configuration_as_in_the_checkout(root: Path) -> None:
     pairs = {
         "usr/lib/systemd/system/numawarden.service": "deploy/numawarden.service",
         "usr/lib/sysusers.d/numawarden.conf": "deploy/sysusers.conf",
@@ -36,32 +34,29 @@ def test_the_package_has_unit_group_directories_and_configuration_as_in_the_chec
     }
     for inside, source in pairs.items():
         assert (root / inside).read_bytes() == (ROOT / source).read_bytes()
-
-
-def test_the_unit_starts_what_the_package_brings(root: Path) -> None:
-    unit = (root / "usr/lib/systemd/system/numawarden.service").read_text()
-    program, *arguments = re.findall(r"(?m)^ExecStart=(.*)$", unit)[0].split()
-    assert program == str((root / "usr/bin/numawarden").readlink())
-    assert (root / arguments[-1].lstrip("/")).is_file()
-
-
-def test_the_directory_of_manifests_that_the_configuration_names_is_there(root: Path) -> None:
     config = load_config_file(root / tree.CONFIG)
     assert config.static_pod_path
     assert (root / config.static_pod_path.relative_to("/")).is_dir()
 
 
-def test_bash_completes_the_command_by_what_is_installed(root: Path) -> None:
+def test_the_unit_starts_and_documents_what_the_package_brings(root: Path) -> None:
+    unit = (root / "usr/lib/systemd/system/numawarden.service").read_text()
+    program, *arguments = re.findall(r"(?m)^ExecStart=(.*)$", unit)[0].split()
+    assert program == str((root / "usr/bin/numawarden").readlink())
+    assert (root / arguments[-1].lstrip("/")).is_file()
+    # `systemd-analyze verify` needs man-db for a page of man, which minimal hosts do not have.
+    [file] = re.findall(r"(?m)^Documentation=(.*)$", unit)
+    assert (root / file.removeprefix("file:///")).is_file()
+
+
+def test_every_shell_completes_the_command(root: Path) -> None:
     script = root / "usr/share/bash-completion/completions/numawarden"
     shown = f'source "{script}" && complete -p numawarden'
     done = subprocess.run(["bash", "-c", shown], check=True, capture_output=True, text=True)
     assert "numawarden" in done.stdout
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_shell_has_a_completion_of_the_command(root: Path, shell: str) -> None:
-    script = (root / tree.COMPLETIONS[shell]).read_text()
-    assert f"_NUMAWARDEN_COMPLETE={shell}_complete" in script
+    for shell in ("bash", "zsh", "fish"):
+        script = root / tree.COMPLETIONS[shell]
+        assert f"_NUMAWARDEN_COMPLETE={shell}_complete" in script.read_text()
 
 
 def test_every_command_has_its_manual_page_with_the_packages_date(tmp_path: Path) -> None:
@@ -114,13 +109,6 @@ def test_the_alerts_of_the_package_name_its_own_runbooks(root: Path) -> None:
     urls = set(re.findall(r'(?m)^ +runbook_url: "([^"#]+)#', alerts))
     assert urls == {f"file:///{tree.DOCUMENTATION}/docs/operations.md"}
     assert all((root / url.removeprefix("file:///")).is_file() for url in urls)
-
-
-def test_the_unit_names_its_documentation(root: Path) -> None:
-    unit = (root / "usr/lib/systemd/system/numawarden.service").read_text()
-    # `systemd-analyze verify` needs man-db for a page of man, which minimal hosts do not have.
-    [file] = re.findall(r"(?m)^Documentation=(.*)$", unit)
-    assert (root / file.removeprefix("file:///")).is_file()
 
 
 def test_the_documentation_is_at_most_three_megabytes(root: Path) -> None:

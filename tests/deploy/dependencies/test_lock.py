@@ -9,6 +9,7 @@ from deploy.dependencies import lock
 from deploy.dependencies.lock import DependencyError, Locked
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 ONE, TWO = "1" * 64, "2" * 64
@@ -27,30 +28,23 @@ def test_a_pin_has_its_canonical_name_version_and_all_of_its_hashes(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "marker",
+    ("marker", "pythons", "kept"),
     [
-        "sys_platform == 'win32'",
-        "platform_python_implementation == 'PyPy'",
-        "python_version < '3.11'",
+        ("sys_platform == 'win32'", lock.PYTHONS, False),
+        ("platform_python_implementation == 'PyPy'", lock.PYTHONS, False),
+        ("python_version < '3.11'", lock.PYTHONS, False),
+        ("python_full_version < '3.13'", lock.PYTHONS, True),
+        ("python_version >= '3.14'", lock.PYTHONS, True),
+        ("sys_platform == 'linux'", lock.PYTHONS, True),
+        ("python_full_version < '3.13'", ["3.12"], True),
+        ("python_full_version < '3.13'", ["3.13"], False),
     ],
 )
-def test_what_no_supported_python_on_linux_installs_is_left_out(
-    tmp_path: Path, marker: str
+def test_what_any_of_the_pythons_installs_on_linux_is_kept(
+    tmp_path: Path, marker: str, pythons: Sequence[str], *, kept: bool
 ) -> None:
-    assert lock.read(written(tmp_path, f"thing==1 ; {marker} --hash=sha256:{ONE}\n")) == ()
-
-
-@pytest.mark.parametrize(
-    "marker",
-    [
-        "python_full_version < '3.13'",
-        "python_version >= '3.14'",
-        "sys_platform == 'linux'",
-    ],
-)
-def test_what_any_supported_python_on_linux_installs_is_kept(tmp_path: Path, marker: str) -> None:
     path = written(tmp_path, f"thing==1 ; {marker} --hash=sha256:{ONE}\n")
-    assert lock.read(path) == (Locked("thing", "1", (ONE,)),)
+    assert lock.read(path, pythons) == ((Locked("thing", "1", (ONE,)),) if kept else ())
 
 
 @pytest.mark.parametrize(
@@ -81,20 +75,3 @@ def test_what_the_agent_runs_with_is_what_its_tests_run_with() -> None:
 
 def test_an_extra_changes_no_version_and_no_file_of_what_every_installation_has() -> None:
     assert set(lock.read()) < set(lock.read(lock.GRPC))
-
-
-def test_every_line_that_installations_are_made_from_is_locked_for_one_python(
-    tmp_path: Path,
-) -> None:
-    text = f"thing==1 ; python_full_version < '3.13' --hash=sha256:{ONE}\n"
-    path = written(tmp_path, text)
-    assert lock.read(path, ["3.12"]) == (Locked("thing", "1", (ONE,)),)
-    assert lock.read(path, ["3.13"]) == ()
-
-
-def test_what_is_installed_is_read_from_its_metadata(tmp_path: Path) -> None:
-    for name, version in (("Some_Thing", "1.0"), ("other", "2")):
-        info = tmp_path / f"{name}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    assert lock.installed(tmp_path) == {"some-thing": "1.0", "other": "2"}

@@ -47,24 +47,21 @@ def test_what_is_not_a_package_is_named(tmp_path: Path) -> None:
         debian.describe(tmp_path / "x.deb")
 
 
+#: Files of the builder, and those that stay.
+BUILDERS = (
+    *("dev/null", "etc/apt/sources.list", "etc/resolv.conf", "usr/bin/debconf-show"),
+    *("usr/share/doc/thing/changelog.gz", "usr/share/doc/thing/examples/one"),
+    *("usr/share/man/man1/thing.1", "var/lib/dpkg/status"),
+)
+KEPT = ("etc/os-release", "usr/bin/python3.13", "usr/share/doc/thing/copyright")
+
+
 def unpack(root: Path) -> None:
     """Stand in for mmdebstrap: a package, and files of those it would have unpacked."""
     archives = root / debian.ARCHIVES
     archives.mkdir(parents=True)
     make_package(archives)
-    for name in (
-        "dev/null",
-        "etc/apt/sources.list",
-        "etc/resolv.conf",
-        "etc/os-release",
-        "usr/bin/debconf-show",
-        "usr/bin/python3.13",
-        "usr/share/doc/thing/changelog.gz",
-        "usr/share/doc/thing/copyright",
-        "usr/share/doc/thing/examples/one",
-        "usr/share/man/man1/thing.1",
-        "var/lib/dpkg/status",
-    ):
+    for name in (*BUILDERS, *KEPT):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
     (root / "dev/fd").symlink_to("/proc/self/fd")
@@ -88,19 +85,12 @@ def test_the_root_keeps_programs_and_licences_and_nothing_of_the_builder(
     assert asked == [("deb http://mirror.example trixie main", 7)]
     assert package.name == "thing"
     files = {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
-    assert files == {
-        "etc/os-release",
-        "usr/bin/python3.13",
-        "usr/share/doc/thing/copyright",
-        "var/lib/dpkg/status.d/thing",
-    }
+    assert files == {*KEPT, "var/lib/dpkg/status.d/thing"}
     assert (root / "dev").is_dir()
     assert (root / debian.STATUS / "thing").read_text() == CONTROL
 
 
-def test_without_mmdebstrap_the_package_to_install_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_mmdebstrap_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(BuildError, match="apt-get install mmdebstrap"):
         debian.bootstrap(tmp_path / "root", [], 0)

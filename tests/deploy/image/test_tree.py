@@ -36,20 +36,20 @@ def test_every_directory_that_the_baked_configuration_names_is_there(root: Path)
     assert mode(root / config.agent.socket_path.parent.relative_to("/")) == 0o750
 
 
-def test_directories_follow_the_configuration(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "staticPodPath: /pods\nagent: {stateDirectory: /kept, socketPath: /here/s}\n",
+            {"/pods": 0o755, "/kept": 0o700, "/here": 0o750},
+        ),
+        ("{}\n", {"/var/lib/numawarden": 0o700, "/run/numawarden": 0o750}),
+    ],
+)
+def test_directories_are_as_configured(tmp_path: Path, text: str, expected: dict[str, int]) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text("staticPodPath: /pods\nagent: {stateDirectory: /kept, socketPath: /here/s}\n")
-    found = {str(path): mode for path, mode in tree.directories(file)}
-    assert found == {"/pods": 0o755, "/kept": 0o700, "/here": 0o750}
-
-
-def test_without_manifests_no_directory_is_made_for_them(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("{}\n")
-    assert [str(path) for path, _ in tree.directories(file)] == [
-        "/var/lib/numawarden",
-        "/run/numawarden",
-    ]
+    file.write_text(text)
+    assert {str(path): mode for path, mode in tree.directories(file)} == expected
 
 
 def test_the_image_has_the_configuration_the_health_check_and_the_licences(root: Path) -> None:
@@ -62,13 +62,10 @@ def test_the_image_has_the_configuration_the_health_check_and_the_licences(root:
     for inside, source in pairs.items():
         assert (root / inside).read_bytes() == (ROOT / source).read_bytes()
     assert mode(root / tree.HEALTH) == 0o755
-    # Written by others, the agent would reject it.
-    assert mode(root / tree.CONFIG) == 0o644
-
-
-def test_the_health_check_is_run_by_the_agents_python(root: Path) -> None:
     first, *_ = (root / tree.HEALTH).read_text().splitlines()
     assert first == f"#!/{tree.PREFIX}/bin/python3"
+    # Written by others, the agent would reject it.
+    assert mode(root / tree.CONFIG) == 0o644
 
 
 def test_what_is_installed_is_read_from_the_environment(tmp_path: Path) -> None:

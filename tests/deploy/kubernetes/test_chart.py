@@ -10,14 +10,7 @@ import yaml
 
 from agent import __version__
 from tests import helm
-from tests.deploy.kubernetes.objects import (
-    CHART,
-    COMPONENTS,
-    Objects,
-    charted,
-    kustomized,
-    pod_of,
-)
+from tests.deploy.kubernetes.objects import CHART, COMPONENTS, Objects, charted, kustomized, pod_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,9 +48,7 @@ def containers_of(objects: Objects) -> list[dict[str, Any]]:
     [(), *((name,) for name in COMPONENTS), tuple(COMPONENTS)],
     ids=lambda chosen: "+".join(chosen) or "base",
 )
-def test_helm_renders_the_objects_that_kustomize_does(
-    components: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_helm_renders_what_kustomize_does(components: tuple[str, ...], tmp_path: Path) -> None:
     from_helm = comparable(charted(COMPONENTS[name] for name in components))
     from_kustomize = comparable(kustomized(tmp_path, components))
     assert from_helm == from_kustomize
@@ -82,14 +73,11 @@ def test_a_changed_configuration_restarts_the_agents(tmp_path: Path) -> None:
     after = helm.run("kubectl", "kustomize", base).stdout
 
     def name(text: str) -> object:
-        (volume,) = (
-            volume
-            for found in yaml.safe_load_all(text)
-            if found["kind"] == "DaemonSet"
-            for volume in pod_of(found)["volumes"]
-            if "configMap" in volume
+        (daemon_set,) = (
+            found for found in yaml.safe_load_all(text) if found["kind"] == "DaemonSet"
         )
-        return volume["configMap"]["name"]
+        volumes = pod_of(daemon_set)["volumes"]
+        return [one["configMap"]["name"] for one in volumes if "configMap" in one]
 
     assert name(before) != name(after)
 
@@ -103,15 +91,12 @@ def test_the_overlay_that_is_shown_can_be_built() -> None:
 
 
 def test_values_reach_the_objects() -> None:
-    more = (
-        "--set=image.repository=registry.example/numawarden",
-        "--set=image.tag=1.2.3",
-        "--set=image.pullSecrets[0].name=registry",
-        "--set=nodeSelector.pool=latency",
-        "--set=maxUnavailable=10%",
-        "--set=config.topologyManagerPolicy=restricted",
+    values = (
+        *("image.repository=registry.example/numawarden", "image.tag=1.2.3"),
+        *("image.pullSecrets[0].name=registry", "nodeSelector.pool=latency"),
+        *("maxUnavailable=10%", "config.topologyManagerPolicy=restricted"),
     )
-    objects = charted((), *more)
+    objects = charted((), *(f"--set={value}" for value in values))
     pod = pod_of(objects[DAEMON_SET])
     assert pod["containers"][0]["image"] == "registry.example/numawarden:1.2.3"
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
@@ -127,13 +112,8 @@ def test_values_reach_the_objects() -> None:
 @pytest.mark.parametrize(
     "mistake",
     [
-        "topologyy.enabled=true",
-        "image.tag=latest",
-        "image.repository=",
-        "topology.enabled=yes please",
-        "maxUnavailable=0",
-        "nodeSelector=pool",
-        "config=",
+        *("topologyy.enabled=true", "image.tag=latest", "image.repository="),
+        *("topology.enabled=yes please", "maxUnavailable=0", "nodeSelector=pool", "config="),
     ],
 )
 def test_values_that_mean_nothing_are_rejected(mistake: str) -> None:

@@ -30,12 +30,6 @@ if TYPE_CHECKING:
 
 UNIT = ROOT / "deploy/numawarden.service"
 CONFIG = KUBERNETES / "base/config.yaml"
-FILES = sorted(
-    file
-    for pattern in ("*.yaml", "*.conf")
-    for file in KUBERNETES.rglob(pattern)
-    if CHART / "templates" not in file.parents
-)
 
 
 @pytest.fixture
@@ -75,11 +69,6 @@ def references_of(kustomization: Path) -> Iterator[Path]:
     yield from (kustomization.parent / name for name in names)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(KUBERNETES)))
-def test_every_file_is_yaml(file: Path) -> None:
-    assert documents(file)
-
-
 @pytest.mark.parametrize("file", kustomizations(), ids=lambda file: file.parent.name)
 def test_what_a_kustomization_names_is_there_and_nothing_is_forgotten(file: Path) -> None:
     named = {path.resolve() for path in references_of(file)}
@@ -102,9 +91,7 @@ def test_no_image_has_a_tag_that_moves() -> None:
         assert ":latest" not in file.read_text(), file
 
 
-def test_the_agent_starts_with_its_configuration(
-    pod: dict[str, Any], container: dict[str, Any]
-) -> None:
+def test_the_agent_has_its_configuration(pod: dict[str, Any], container: dict[str, Any]) -> None:
     assert container["args"] == ["agent", "--config", f"/{tree.CONFIG}"]
     (mount,) = (one for one in container["volumeMounts"] if one["name"] == "config")
     # A directory of a ConfigMap is writable for all users: the agent would not read from there.
@@ -133,8 +120,8 @@ def test_settings_of_components_are_keys_of_the_agent(component: str) -> None:
         load_config(CONFIG.read_text(), "config.yaml", [f"{key}x=1"])
 
 
-def test_capabilities_are_those_of_the_unit(
-    container: dict[str, Any], unit: dict[str, str]
+def test_what_the_agent_may_do_is_as_in_the_unit(
+    pod: dict[str, Any], container: dict[str, Any], unit: dict[str, str]
 ) -> None:
     security = container["securityContext"]
     added = [f"CAP_{name}" for name in security["capabilities"]["add"]]
@@ -144,10 +131,6 @@ def test_capabilities_are_those_of_the_unit(
     assert security["readOnlyRootFilesystem"] is (unit["ProtectSystem"] == "strict")
     assert security["privileged"] is False
     assert security["seccompProfile"] == {"type": "RuntimeDefault"}
-
-
-def test_of_the_hosts_namespaces_the_agent_has_the_network_alone(pod: dict[str, Any]) -> None:
-    assert pod["hostNetwork"] is True
     assert not {"hostPID", "hostIPC", "hostUsers", "shareProcessNamespace"} & set(pod)
 
 
@@ -198,18 +181,9 @@ def test_volumes_and_mounts_belong_together(pod: dict[str, Any], container: dict
             assert host["path"] == mount["mountPath"]
             # Without a type a runtime makes a directory of what is missing, a file's too.
             assert host["type"] in ("Directory", "DirectoryOrCreate", "File")
-
-
-def test_only_what_is_the_agents_own_is_made_on_the_host(pod: dict[str, Any]) -> None:
-    hosts = [one["hostPath"] for one in pod["volumes"] if "hostPath" in one]
+    hosts = [one["hostPath"] for one in volumes.values() if "hostPath" in one]
     made = {host["path"] for host in hosts if host["type"] == "DirectoryOrCreate"}
-    assert made == {"/var/lib/numawarden", "/run/numawarden"}
-
-
-def test_every_node_gets_an_agent_before_other_pods(pod: dict[str, Any]) -> None:
-    assert pod["tolerations"] == [{"operator": "Exists"}]
-    assert pod["priorityClassName"] == "system-node-critical"
-    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    assert made == {"/var/lib/numawarden", "/run/numawarden"}  # what is the agent's own
 
 
 def test_the_base_asks_the_api_server_for_nothing(pod: dict[str, Any]) -> None:
@@ -227,12 +201,8 @@ def test_the_base_asks_the_api_server_for_nothing(pod: dict[str, Any]) -> None:
 def test_a_component_with_a_role_has_a_token_and_others_have_none(component: str) -> None:
     folder = KUBERNETES / "components" / component
     patched = folder / "daemonset.yaml"
-    token = (
-        pod_of(documents(patched)[0]).get("automountServiceAccountToken", False)
-        if patched.exists()
-        else False
-    )
-    assert token is (folder / "rbac.yaml").exists()
+    pod = pod_of(documents(patched)[0]) if patched.exists() else {}
+    assert pod.get("automountServiceAccountToken", False) is (folder / "rbac.yaml").exists()
 
 
 @pytest.mark.parametrize("component", ["pods-endpoint", "version", "topology", "events"])
@@ -258,9 +228,7 @@ def test_the_device_plugin_of_exclusive_pods_is_off_unless_asked_for(config: Con
 
 
 @pytest.mark.parametrize(("component", "switch"), COMPONENTS.items())
-def test_the_page_names_each_component_its_switch_and_its_rights(
-    component: str, switch: str
-) -> None:
+def test_the_page_names_each_component_its_switch_and_rights(component: str, switch: str) -> None:
     page = (ROOT / "docs/kubernetes.md").read_text()
     (row,) = (line for line in page.splitlines() if line.startswith(f"| `{component}` |"))
     assert f"`{switch}.enabled`" in row

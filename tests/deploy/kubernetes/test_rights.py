@@ -16,12 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: The verb that an API server wants for a request to one object.
-VERBS: Final[Mapping[str, str]] = {
-    "GET": "get",
-    "POST": "create",
-    "PATCH": "patch",
-    "DELETE": "delete",
-}
+VERBS: Final = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 #: The names that the code has for the resources of components.
 RESOURCES: Final = {"version": "_NODES", "topology": "NODE_TOPOLOGIES", "events": "_EVENT"}
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agent.devices.plugin_limits import Deadlines
 from agent.devices.plugins import DevicePlugins
 from tests.agent.server.support import FakeClock, until
+from tests.fakes.device_plugin import FakePlugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -94,6 +95,27 @@ async def served(directory: Path, **more: Any) -> AsyncIterator[Served]:  # noqa
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+@asynccontextmanager
+async def connected(
+    running: Served,
+    *devices: dict[str, object],
+    resource: str = GPU,
+    endpoint: str = "gpu.sock",
+    **options: bool,
+) -> AsyncIterator[FakePlugin]:
+    """Register a plugin, wait until its devices are offered, and stop it when the block ends."""
+    plugin = FakePlugin(running.directory, resource, endpoint, **options)
+    plugin.send(*devices)
+    listed = {str(each["ID"]): each["health"] == "Healthy" for each in devices}
+    await plugin.start()
+    try:
+        await plugin.register()
+        await running.until(lambda: running.health(resource) == listed)
+        yield plugin
+    finally:
+        await plugin.stop()
 
 
 def names_in(directory: Path) -> list[str]:

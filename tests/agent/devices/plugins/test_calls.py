@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,17 +12,16 @@ from msgspec.structs import replace
 from agent.devices.plugin_limits import CALLS, IGNORED_PREFERENCES, CallResult, Deadlines
 from agent.devices.plugins import BACK_OFF, LONGEST_BACK_OFF, CallBreaker
 from agent.devices.provider import DeviceError
-from tests.agent.devices.plugins.support import GPU, PATIENT, SHORT, served
+from tests.agent.devices.plugins.support import GPU, PATIENT, SHORT, connected, served
 from tests.agent.server.support import FakeClock, in_loop
-from tests.fakes.device_plugin import FakePlugin, always, device, encoded, failing, never
+from tests.fakes.device_plugin import always, device, encoded, failing, never
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
     from tests.agent.devices.plugins.support import Served
-
-from contextlib import asynccontextmanager
+    from tests.fakes.device_plugin import Answer, FakePlugin
 
 FOUR = frozenset("abcd")
 #: Answers late as far as the agent can see, however slow the machine.
@@ -30,26 +30,17 @@ LATE = failing("DEADLINE_EXCEEDED", "late")
 
 @asynccontextmanager
 async def registered(
-    directory: Path,
-    *,
-    hurried: bool | Deadlines = False,
-    preferring: bool = True,
-    pre_start: bool = True,
+    directory: Path, deadlines: Deadlines = PATIENT, *, options: bool = True
 ) -> AsyncIterator[tuple[Served, FakePlugin]]:
-    """Yield a provider and its one plugin, which has four devices."""
-    deadlines = hurried if isinstance(hurried, Deadlines) else SHORT if hurried else PATIENT
-    async with served(directory, deadlines=deadlines) as running:
-        plugin = FakePlugin(directory, preferring=preferring, pre_start=pre_start)
-        await plugin.start()
-        plugin.send(*map(device, "abcd"))
-        await plugin.register()
-        await running.until(running.health)
+    """Yield a provider and its one plugin, which has four devices and all `options` or none."""
+    devices = map(device, "abcd")
+    async with (
+        served(directory, deadlines=deadlines) as running,
+        connected(running, *devices, preferring=options, pre_start=options) as plugin,
+    ):
         plugin.calls.clear()
         running.tally.counts.clear()
-        try:
-            yield running, plugin
-        finally:
-            await plugin.stop()
+        yield running, plugin
 
 
 async def delivered(running: Served) -> None:
@@ -69,9 +60,7 @@ def made(running: Served, plugin: FakePlugin, method: str) -> int:
 
 
 @in_loop
-async def test_a_plugin_is_asked_which_of_the_available_devices_it_prefers(
-    directory: Path,
-) -> None:
+async def test_a_plugin_is_asked_which_available_devices_it_prefers(directory: Path) -> None:
     async with registered(directory) as (running, plugin):
         found = await running.plugins.preferred(GPU, FOUR, frozenset("b"), 3)
         assert found == ("b", "d", "c")
@@ -81,22 +70,22 @@ async def test_a_plugin_is_asked_which_of_the_available_devices_it_prefers(
         assert list(asked.available_deviceIDs) == ["a", "b", "c", "d"]
         assert list(asked.must_include_deviceIDs) == ["b"]
         assert asked.allocation_size == 3
+        assert running.plugins.offer().preferring == {GPU}
         assert running.tally.counts == {(CALLS.name, GPU, "GetPreferredAllocation", "ok"): 1}
 
 
 @in_loop
-async def test_a_plugin_without_preferences_is_not_asked(directory: Path) -> None:
-    async with registered(directory, preferring=False) as (running, plugin):
+async def test_a_plugin_is_asked_for_no_more_than_its_options_say(directory: Path) -> None:
+    async with registered(directory, options=False) as (running, plugin):
         assert await running.plugins.preferred(GPU, FOUR, frozenset(), 1) == ()
         assert await running.plugins.preferred("example.com/none", FOUR, frozenset(), 1) == ()
+        await running.plugins.start_container(GPU, ("a",))
         assert plugin.calls == []
 
 
 # Shows in differences.md: preference-misfit
 @in_loop
-async def test_a_preference_that_does_not_fit_is_ignored_counted_and_a_condition(
-    directory: Path,
-) -> None:
+async def test_a_preference_that_misfits_is_ignored_counted_and_noted(directory: Path) -> None:
     async with registered(directory) as (running, plugin):
         answer = encoded("PreferredAllocationResponse", container_responses=[{"deviceIDs": "x"}])
         plugin.answers["GetPreferredAllocation"] = always(answer)
@@ -109,19 +98,18 @@ async def test_a_preference_that_does_not_fit_is_ignored_counted_and_a_condition
 
 
 # Shows in differences.md: preference-fails
-@pytest.mark.parametrize("answer", [never, failing("INTERNAL", "broken")])
-def test_a_preference_that_is_not_answered_is_none(directory: Path, answer: object) -> None:
-    @in_loop
-    async def check() -> None:
-        async with registered(directory, hurried=True) as (running, plugin):
-            plugin.answers["GetPreferredAllocation"] = answer  # type: ignore[assignment]
+@in_loop
+async def test_a_preference_that_fails_is_none_and_costs_its_deadline_once(directory: Path) -> None:
+    async with registered(directory) as (running, plugin):
+        for answer in (failing("INTERNAL", "broken"), LATE, LATE, LATE):
+            plugin.answers["GetPreferredAllocation"] = answer
             assert await running.plugins.preferred(GPU, FOUR, frozenset(), 1) == ()
-
-    check()
+            await running.plugins.allocate(GPU, ("a",))
+        assert made(running, plugin, "GetPreferredAllocation") == 2
 
 
 @in_loop
-async def test_a_container_gets_what_the_plugin_answers(directory: Path) -> None:
+async def test_an_allocation_is_one_call_that_is_measured(directory: Path) -> None:
     async with registered(directory) as (running, plugin):
         delivery = await running.plugins.allocate(GPU, ("c", "a"))
         assert delivery.environment == {"DEVICES": "c,a"}
@@ -141,18 +129,16 @@ async def test_a_container_gets_what_the_plugin_answers(directory: Path) -> None
         (never, r"DEADLINE_EXCEEDED: Allocate was not answered within 0\.05 s", "timeout"),
     ],
 )
-def test_an_allocation_that_fails_names_the_plugin_and_its_words(
-    directory: Path, answer: object, words: str, result: str
+@in_loop
+async def test_an_allocation_that_fails_names_the_plugin_and_its_words(
+    directory: Path, answer: Answer, words: str, result: str
 ) -> None:
-    @in_loop
-    async def check() -> None:
-        async with registered(directory, hurried=result == "timeout") as (running, plugin):
-            plugin.answers["Allocate"] = answer  # type: ignore[assignment]
-            with pytest.raises(DeviceError, match=f"device plugin of {GPU}: .*{words}"):
-                await running.plugins.allocate(GPU, ("a",))
-            assert running.tally.counts == {(CALLS.name, GPU, "Allocate", result): 1}
-
-    check()
+    deadlines = SHORT if result == "timeout" else PATIENT
+    async with registered(directory, deadlines) as (running, plugin):
+        plugin.answers["Allocate"] = answer
+        with pytest.raises(DeviceError, match=f"device plugin of {GPU}: .*{words}"):
+            await running.plugins.allocate(GPU, ("a",))
+        assert running.tally.counts == {(CALLS.name, GPU, "Allocate", result): 1}
 
 
 @in_loop
@@ -163,9 +149,7 @@ async def test_devices_of_no_plugin_are_not_delivered(directory: Path) -> None:
 
 
 @in_loop
-async def test_a_plugin_that_asked_for_it_prepares_devices_before_a_container_starts(
-    directory: Path,
-) -> None:
+async def test_a_plugin_that_asked_for_it_prepares_devices_for_starts(directory: Path) -> None:
     async with registered(directory) as (running, plugin):
         await running.plugins.start_container(GPU, ("a", "b"))
         [(method, request)] = plugin.calls
@@ -175,30 +159,11 @@ async def test_a_plugin_that_asked_for_it_prepares_devices_before_a_container_st
             await running.plugins.start_container(GPU, ("a",))
 
 
-@in_loop
-async def test_a_plugin_that_never_prepares_devices_keeps_a_container_waiting_to_a_deadline(
-    directory: Path,
-) -> None:
-    async with registered(directory, hurried=True) as (running, plugin):
-        plugin.answers["PreStartContainer"] = never
-        with pytest.raises(DeviceError, match="PreStartContainer was not answered within"):
-            await running.plugins.start_container(GPU, ("a",))
-
-
-@in_loop
-async def test_a_plugin_that_did_not_ask_for_it_is_not_called(directory: Path) -> None:
-    async with registered(directory, pre_start=False) as (running, plugin):
-        await running.plugins.start_container(GPU, ("a",))
-        assert plugin.calls == []
-
-
 # Shows in differences.md: plugin-deadline
 @in_loop
-async def test_a_method_that_hangs_is_skipped_for_a_while_and_tried_once_then(
-    directory: Path,
-) -> None:
-    async with registered(directory, hurried=True) as (running, plugin):
-        plugin.answers["Allocate"] = never
+async def test_a_method_that_hangs_is_skipped_for_a_while_then_tried_once(directory: Path) -> None:
+    async with registered(directory) as (running, plugin):
+        plugin.answers["Allocate"] = LATE
         for hung, pause in enumerate((60, 120, 240, 480, 960, 960), 1):
             with pytest.raises(DeviceError, match="was not answered within"):
                 await running.plugins.allocate(GPU, ("a",))
@@ -216,13 +181,12 @@ async def test_a_method_that_hangs_is_skipped_for_a_while_and_tried_once_then(
 
 @in_loop
 async def test_a_plugin_answers_one_call_at_a_time(directory: Path) -> None:
-    async with registered(directory, hurried=True) as (running, plugin):
+    async with registered(directory, SHORT) as (running, plugin):
         plugin.answers["Allocate"] = never
         asked = [running.plugins.allocate(GPU, (name,)) for name in "abc"]
         found = await asyncio.gather(*asked, return_exceptions=True)
         assert {type(each) for each in found} == {DeviceError}
         assert made(running, plugin, "Allocate") == 1
-        assert set(plugin.methods()) <= {"Allocate"}
 
 
 def test_while_a_method_that_hung_is_tried_it_is_not_called() -> None:
@@ -239,43 +203,23 @@ def test_while_a_method_that_hung_is_tried_it_is_not_called() -> None:
     assert breaker.remaining == 0
 
 
-@pytest.mark.parametrize("hanging", ["Allocate", "PreStartContainer"])
-def test_of_a_method_that_hangs_every_pod_but_the_first_is_rejected_at_once(
-    directory: Path, hanging: str
-) -> None:
-    """Whatever the other methods answer."""
-    field = {"Allocate": "allocation", "PreStartContainer": "start"}[hanging]
-
-    @in_loop
-    async def check() -> None:
-        one_is_short = replace(PATIENT, **{field: 0.05})
-        async with registered(directory, hurried=one_is_short) as (running, plugin):
-            plugin.answers[hanging] = never
-            for _ in range(5):
-                await running.plugins.preferred(GPU, FOUR, frozenset(), 1)
-                with pytest.raises(DeviceError, match=f"{hanging} was not answered"):
-                    await delivered(running)
-            assert made(running, plugin, hanging) == 1
-            assert made(running, plugin, "GetPreferredAllocation") == 5
-            assert made(running, plugin, "Allocate") == 1
-            [line] = running.plugins.conditions()
-            assert line == f"device plugin of {GPU}: {hanging} was not answered in time"
-
-    check()
-
-
-# Shows in differences.md: preference-fails
+@pytest.mark.parametrize(
+    ("hanging", "field"), [("Allocate", "allocation"), ("PreStartContainer", "start")]
+)
 @in_loop
-async def test_a_preference_that_hangs_costs_its_deadline_once(directory: Path) -> None:
-    async with registered(directory, hurried=replace(PATIENT, preference=0.05)) as (
-        running,
-        plugin,
-    ):
-        plugin.answers["GetPreferredAllocation"] = never
-        for _ in range(3):
-            assert await running.plugins.preferred(GPU, FOUR, frozenset(), 1) == ()
-            await running.plugins.allocate(GPU, ("a",))
-        assert made(running, plugin, "GetPreferredAllocation") == 1
+async def test_a_method_that_hangs_costs_one_pod(directory: Path, hanging: str, field: str) -> None:
+    """Whatever the other methods answer."""
+    async with registered(directory, replace(PATIENT, **{field: 0.05})) as (running, plugin):
+        plugin.answers[hanging] = never
+        for _ in range(5):
+            await running.plugins.preferred(GPU, FOUR, frozenset(), 1)
+            with pytest.raises(DeviceError, match=f"{hanging} was not answered"):
+                await delivered(running)
+        assert made(running, plugin, hanging) == 1
+        assert made(running, plugin, "GetPreferredAllocation") == 5
+        assert made(running, plugin, "Allocate") == 1
+        [line] = running.plugins.conditions()
+        assert line == f"device plugin of {GPU}: {hanging} was not answered in time"
 
 
 @in_loop
@@ -290,44 +234,21 @@ async def test_an_answer_closes_the_breaker(directory: Path) -> None:
 
 
 @in_loop
-async def test_a_plugin_that_registers_again_is_called_again(directory: Path) -> None:
-    async with registered(directory) as (running, plugin):
-        delivering = plugin.answers["Allocate"]
-        plugin.answers["Allocate"] = LATE
-        with pytest.raises(DeviceError):
-            await running.plugins.allocate(GPU, ("a",))
-        plugin.answers["Allocate"] = delivering
-        await plugin.register()
-        delivery = await running.plugins.allocate(GPU, ("a",))
-        assert delivery.environment == {"DEVICES": "a"}
-
-
-@in_loop
-async def test_a_plugin_that_registers_again_during_a_call_fails_it_and_answers_the_next(
-    directory: Path,
-) -> None:
+async def test_a_plugin_that_hangs_leaves_others_alone_and_may_come_back(directory: Path) -> None:
     async with registered(directory) as (running, plugin):
         delivering = plugin.answers["Allocate"]
         plugin.answers["Allocate"] = never
         calling = asyncio.create_task(running.plugins.allocate(GPU, ("a",)))
         await running.until_seen(lambda: "Allocate" in plugin.methods())
-        plugin.answers["Allocate"] = delivering
+        nic = "example.com/nic"
+        async with connected(running, device("x"), resource=nic, endpoint="nic.sock"):
+            assert (await running.plugins.allocate(nic, ("x",))).environment == {"DEVICES": "x"}
+        plugin.answers["Allocate"] = LATE
         await plugin.register()
         with pytest.raises(DeviceError, match=f"device plugin of {GPU}: "):
             await calling
+        with pytest.raises(DeviceError):
+            await running.plugins.allocate(GPU, ("a",))
+        plugin.answers["Allocate"] = delivering
+        await plugin.register()
         assert (await running.plugins.allocate(GPU, ("a",))).environment == {"DEVICES": "a"}
-
-
-@in_loop
-async def test_a_plugin_that_hangs_leaves_the_others_alone(directory: Path) -> None:
-    async with registered(directory, hurried=True) as (running, plugin):
-        plugin.answers["Allocate"] = never
-        other = FakePlugin(directory, "example.com/nic", "nic.sock")
-        await other.start()
-        other.send(device("x"))
-        await other.register()
-        for _ in range(2):
-            with pytest.raises(DeviceError):
-                await running.plugins.allocate(GPU, ("a",))
-        assert running.health() == dict.fromkeys("abcd", True)
-        await other.stop()

@@ -12,7 +12,7 @@ import pytest
 from agent.devices.plugins import PERIOD, RETRY_PERIOD
 from agent.devices.registration import DirectoryError, PluginDirectory
 from agent.rpc import CallError
-from tests.agent.devices.plugins.support import GPU, names_in, served
+from tests.agent.devices.plugins.support import GPU, connected, names_in, served
 from tests.agent.server.support import in_loop
 from tests.fakes.device_plugin import FakePlugin, device
 
@@ -35,16 +35,6 @@ def dead_socket(path: Path) -> None:
         pass
 
 
-async def register_a_plugin(directory: Path) -> None:
-    """Register a plugin; raises `CallError`."""
-    plugin = FakePlugin(directory)
-    await plugin.start()
-    try:
-        await plugin.register()
-    finally:
-        await plugin.stop()
-
-
 @in_loop
 async def test_sockets_are_removed_at_the_start_and_all_else_stays(directory: Path) -> None:
     for name in ("gpu.sock", "kubelet.sock", ".hidden.sock"):
@@ -62,12 +52,6 @@ async def test_sockets_are_removed_at_the_start_and_all_else_stays(directory: Pa
     assert names_in(directory) == ["below", "kubelet_internal_checkpoint", "link.sock"]
 
 
-@in_loop
-async def test_the_directory_is_made_where_it_is_missing(directory: Path) -> None:
-    async with served(directory / "a" / "b"):
-        assert names_in(directory / "a" / "b") == ["kubelet.sock"]
-
-
 @pytest.fixture(params=[0o000, 0o077])
 def umask(request: pytest.FixtureRequest) -> Iterator[None]:
     before = os.umask(request.param)
@@ -77,19 +61,21 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.usefixtures("umask")
 @in_loop
-async def test_only_the_owner_may_connect(directory: Path) -> None:
-    async with served(directory):
-        assert (directory / "kubelet.sock").stat().st_mode & 0o7777 == 0o755
+async def test_the_directory_is_made_and_only_the_owner_may_connect(directory: Path) -> None:
+    async with served(directory / "made"):
+        assert names_in(directory / "made") == ["kubelet.sock"]
+        assert (directory / "made" / "kubelet.sock").stat().st_mode & 0o7777 == 0o755
 
 
 # Shows in differences.md: plugin-socket
 @in_loop
-async def test_the_directory_of_a_kubelet_is_left_alone_until_the_kubelet_is_gone(
-    directory: Path,
-) -> None:
+async def test_the_directory_of_a_kubelet_is_left_alone_until_it_is_gone(directory: Path) -> None:
     dead_socket(directory / "gpu.sock")
     with ExitStack() as kubelet:
         kubelet.enter_context(listening(directory / "kubelet.sock"))
+        async with served(directory):
+            pass
+        assert names_in(directory) == ["gpu.sock", "kubelet.sock"]
         async with served(directory) as running:
             for _ in range(3):
                 [line] = running.plugins.conditions()
@@ -100,44 +86,24 @@ async def test_the_directory_of_a_kubelet_is_left_alone_until_the_kubelet_is_gon
             await running.wait_out(RETRY_PERIOD)
             await running.until(lambda: not running.plugins.conditions())
             assert names_in(directory) == ["kubelet.sock"]
-            await register_a_plugin(directory)
-
-
-@in_loop
-async def test_the_directory_of_a_kubelet_is_left_as_it_was_when_the_agent_ends(
-    directory: Path,
-) -> None:
-    with listening(directory / "kubelet.sock"):
-        async with served(directory):
-            pass
-        assert names_in(directory) == ["kubelet.sock"]
+            async with connected(running, device("a")):
+                pass
 
 
 @in_loop
 async def test_a_kubelet_whose_backlog_is_full_is_a_kubelet(directory: Path) -> None:
-    with listening(directory / "kubelet.sock"):
-        waiting = []
+    with listening(directory / "kubelet.sock"), ExitStack() as clients:
         for _ in range(5):
-            client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            client = clients.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             client.settimeout(0)
             client.connect_ex(str(directory / "kubelet.sock"))
-            waiting.append(client)
         with pytest.raises(DirectoryError, match="another process answers"):
             PluginDirectory(directory).check_free()
-        for client in waiting:
-            client.close()
 
 
 @in_loop
-async def test_a_socket_that_vanishes_is_served_again_and_the_plugins_stay_connected(
-    directory: Path,
-) -> None:
-    async with served(directory) as running:
-        plugin = FakePlugin(directory)
-        await plugin.start()
-        plugin.send(device("a"))
-        await plugin.register()
-        await running.until(lambda: running.health() == {"a": True})
+async def test_a_socket_that_vanishes_is_served_again_and_plugins_stay(directory: Path) -> None:
+    async with served(directory) as running, connected(running, device("a")) as plugin:
         (directory / "kubelet.sock").unlink()
         await running.wait_out(PERIOD)
         await running.until(running.plugins.conditions)
@@ -147,12 +113,11 @@ async def test_a_socket_that_vanishes_is_served_again_and_the_plugins_stay_conne
         assert names_in(directory) == ["gpu.sock", "kubelet.sock"]
         await plugin.register()
         await running.until(lambda: running.plugins.conditions() == ())
-        await plugin.stop()
 
 
 @in_loop
 async def test_a_directory_that_vanishes_is_made_and_served_again(directory: Path) -> None:
-    place = directory / "plugins"
+    place = directory / "a" / "b"
     async with served(place) as running:
         (place / "kubelet.sock").unlink()
         place.rmdir()
@@ -162,15 +127,8 @@ async def test_a_directory_that_vanishes_is_made_and_served_again(directory: Pat
 
 
 @in_loop
-async def test_a_kubelet_that_takes_the_directory_gets_the_plugins_and_keeps_its_socket(
-    directory: Path,
-) -> None:
-    async with served(directory) as running:
-        plugin = FakePlugin(directory)
-        await plugin.start()
-        plugin.send(device("a"))
-        await plugin.register()
-        await running.until(lambda: running.health() == {"a": True})
+async def test_a_kubelet_that_takes_the_directory_gets_the_plugins(directory: Path) -> None:
+    async with served(directory) as running, connected(running, device("a")):
         (directory / "kubelet.sock").unlink()
         with listening(directory / "kubelet.sock"):
             await running.wait_out(PERIOD)
@@ -183,7 +141,6 @@ async def test_a_kubelet_that_takes_the_directory_gets_the_plugins_and_keeps_its
         await running.wait_out(RETRY_PERIOD)
         await running.until(lambda: not running.plugins.conditions())
         assert names_in(directory) == ["kubelet.sock"]
-        await plugin.stop()
 
 
 @in_loop
@@ -215,16 +172,17 @@ async def test_a_directory_that_others_can_write_is_not_served(directory: Path) 
             f"{place} can be written by others (mode 0777); close it: chmod go-w {place}",
         )
         with pytest.raises(CallError):
-            await register_a_plugin(place)
+            await FakePlugin(place).register()
 
 
-def test_a_path_that_no_socket_can_have_is_an_error(directory: Path) -> None:
-    place = directory / ("a" * 100)
-    with pytest.raises(DirectoryError, match="bytes, a socket's has at most 107; set a shorter"):
-        PluginDirectory(place).check_free()
-
-
-def test_a_file_in_the_place_of_the_directory_is_an_error(directory: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a" * 100, "bytes, a socket's has at most 107; set a shorter"),
+        ("file", r"file cannot be used: .*; create it"),
+    ],
+)
+def test_what_cannot_be_the_directory_is_an_error(directory: Path, name: str, words: str) -> None:
     (directory / "file").touch()
-    with pytest.raises(DirectoryError, match=r"file cannot be used: .*; create it"):
-        PluginDirectory(directory / "file").check_free()
+    with pytest.raises(DirectoryError, match=words):
+        PluginDirectory(directory / name).check_free()

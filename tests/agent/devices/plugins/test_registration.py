@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent.devices.registration import Registrant, read_registration
-from agent.rpc import V1BETA1, CallError
+from agent.rpc import CallError
+from tests.fakes.device_plugin import encoded
 
 DIRECTORY = Path("/var/lib/kubelet/device-plugins")
 
@@ -15,10 +16,7 @@ DIRECTORY = Path("/var/lib/kubelet/device-plugins")
 def registration(
     resource: str = "example.com/gpu", endpoint: str = "gpu.sock", version: str = "v1beta1"
 ) -> bytes:
-    data: bytes = V1BETA1["RegisterRequest"](
-        resource_name=resource, endpoint=endpoint, version=version
-    ).SerializeToString()
-    return data
+    return encoded("RegisterRequest", resource_name=resource, endpoint=endpoint, version=version)
 
 
 def test_the_socket_is_in_the_directory() -> None:
@@ -39,9 +37,7 @@ def test_another_version_is_rejected_with_the_kubelets_words() -> None:
 @pytest.mark.parametrize(
     "resource", ["", "gpu", "cpu", "kubernetes.io/gpu", "a b/c", "a/b/c", "example.com/" + "a" * 64]
 )
-def test_what_is_not_an_extended_resource_is_rejected_with_the_kubelets_words(
-    resource: str,
-) -> None:
+def test_what_is_no_extended_resource_is_rejected_in_the_kubelets_words(resource: str) -> None:
     with pytest.raises(CallError, match=r"the ResourceName .* is invalid"):
         read_registration(registration(resource=resource), DIRECTORY)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +17,7 @@ from agent.rpc import LONGEST_SOCKET
 from agent.server.watches import directory_names
 from tests.agent.devices.plugins.support import GPU, served
 from tests.agent.server.support import in_loop
-from tests.fakes.device_plugin import FakePlugin, device, failing
+from tests.fakes.device_plugin import FakePlugin, device
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -45,70 +45,62 @@ async def advanced(running: Served, holds: Callable[[], object]) -> None:
         await asyncio.sleep(0)
 
 
+@asynccontextmanager
 async def started(
-    registry: Path, endpoint: str = "gpu.sock", info: Mapping[str, object] = NO_INFO
-) -> FakePlugin:
+    registry: Path,
+    name: str = "a",
+    endpoint: str = "gpu.sock",
+    info: Mapping[str, object] = NO_INFO,
+) -> AsyncIterator[FakePlugin]:
+    """Serve a plugin of one device until the block ends; it waits to be found."""
     plugin = FakePlugin(registry, endpoint=endpoint)
     plugin.info.update(info)
-    plugin.send(device("a", 1))
+    plugin.send(device(name, 1))
     await plugin.start()
-    return plugin
+    try:
+        yield plugin
+    finally:
+        await plugin.stop()
 
 
 @in_loop
 async def test_a_plugin_is_registered_by_its_socket_and_lost_with_it(directory: Path) -> None:
     async with watching(directory) as (running, registry):
-        plugin = await started(registry)
-        await running.wait_out(PERIOD)
-        await running.until(lambda: running.health() == {"a": True})
-        await running.until_seen(lambda: plugin.statuses)
-        assert plugin.statuses == [(True, "")]
-        assert (await running.plugins.allocate(GPU, ("a",))).environment == {"DEVICES": "a"}
-        (registry / "gpu.sock").unlink()
-        await running.wait_out(PERIOD)
-        await running.until(lambda: running.health() == {"a": False})
-        assert "was removed" in running.plugins._resources.why_lost(GPU)
-        await plugin.stop()
-
-
-@in_loop
-async def test_a_plugin_that_starts_again_is_registered_again(directory: Path) -> None:
-    async with watching(directory) as (running, registry):
-        first = await started(registry)
-        await running.wait_out(PERIOD)
-        await running.until(lambda: running.health() == {"a": True})
-        await first.stop()
-        second = await started(registry)
-        second.send(device("b"))
-        await running.wait_out(PERIOD)
-        await running.until(lambda: running.health() == {"b": True})
-        await second.stop()
+        async with started(registry) as plugin:
+            await running.wait_out(PERIOD)
+            await running.until(lambda: running.health() == {"a": True})
+            await running.until_seen(lambda: plugin.statuses)
+            assert plugin.statuses == [(True, "")]
+            assert (await running.plugins.allocate(GPU, ("a",))).environment == {"DEVICES": "a"}
+        async with started(registry, "b"):
+            await running.wait_out(PERIOD)
+            await running.until(lambda: running.health() == {"b": True})
+            (registry / "gpu.sock").unlink()
+            await running.wait_out(PERIOD)
+            await running.until(lambda: running.health() == {"b": False})
+            assert "was removed" in running.plugins._resources.why_lost(GPU)
 
 
 @in_loop
 async def test_a_new_socket_is_noticed_without_the_periodic_reading(directory: Path) -> None:
-    async with watching(directory, watch=directory_names) as (running, registry):
-        plugin = await started(registry)
+    async with (
+        watching(directory, watch=directory_names) as (running, registry),
+        started(registry),
+    ):
         await running.until(lambda: running.health() == {"a": True})
-        await plugin.stop()
 
 
 @in_loop
-async def test_a_plugin_of_a_directory_below_has_its_devices_on_the_endpoint_that_it_names(
-    directory: Path,
-) -> None:
+async def test_a_plugin_of_a_directory_below_has_the_endpoint_it_names(directory: Path) -> None:
     async with watching(directory) as (running, registry):
         (registry / "vendor").mkdir()
-        devices = FakePlugin(directory, endpoint="devices.sock")
-        devices.send(device("x"))
-        await devices.start()
-        endpoint = str(directory / "devices.sock")
-        plugin = await started(registry / "vendor", endpoint="reg.sock")
-        plugin.info["endpoint"] = endpoint
-        await running.wait_out(PERIOD)
-        await running.until(lambda: running.health() == {"x": True})
-        for each in (plugin, devices):
-            await each.stop()
+        info = {"endpoint": str(directory / "devices.sock")}
+        async with (
+            started(directory, "x", "devices.sock"),
+            started(registry / "vendor", endpoint="reg.sock", info=info),
+        ):
+            await running.wait_out(PERIOD)
+            await running.until(lambda: running.health() == {"x": True})
 
 
 @pytest.mark.parametrize(
@@ -120,123 +112,77 @@ async def test_a_plugin_of_a_directory_below_has_its_devices_on_the_endpoint_tha
         ({"endpoint": "/" + "a" * 120}, "has more than the 107 bytes"),
     ],
 )
-def test_what_cannot_be_registered_is_answered_and_a_condition_and_tried_again(
+@in_loop
+async def test_what_cannot_be_registered_is_answered_and_a_condition_and_tried_again(
     directory: Path, info: dict[str, object], words: str
 ) -> None:
-    @in_loop
-    async def check() -> None:
-        async with watching(directory) as (running, registry):
-            plugin = await started(registry, info=info)
-            await running.wait_out(PERIOD)
-            await running.until_seen(lambda: len(plugin.statuses) > 1)
-            assert {registered for registered, _ in plugin.statuses} == {False}
-            assert all(words in error for _, error in plugin.statuses)
-            await running.until(running.plugins.conditions)
-            [line] = running.plugins.conditions()
-            assert line.startswith(f"the plugin at {registry / 'gpu.sock'} is not registered: ")
-            assert words in line
-            plugin.info.update(name=GPU, endpoint="", supported_versions=["v1", "v1beta1"])
-            await advanced(running, lambda: plugin.statuses[-1][0])
-            await running.until(lambda: running.health() == {"a": True})
-            await running.until(lambda: not running.plugins.conditions())
-            await plugin.stop()
-
-    check()
-
-
-@in_loop
-async def test_a_plugin_whose_options_fail_is_answered_why(directory: Path) -> None:
-    async with watching(directory) as (running, registry):
-        plugin = await started(registry)
-        options = plugin.answers["GetDevicePluginOptions"]
-        plugin.answers["GetDevicePluginOptions"] = failing("INTERNAL", "no driver")
+    async with (
+        watching(directory) as (running, registry),
+        started(registry, info=info) as plugin,
+    ):
         await running.wait_out(PERIOD)
-        await running.until_seen(lambda: plugin.statuses)
-        assert plugin.statuses[0][0] is False
-        assert "plugin registration failed with err: failed to get" in plugin.statuses[0][1]
-        plugin.answers["GetDevicePluginOptions"] = options
-        await advanced(running, lambda: plugin.statuses[-1][0])
-        await running.until(lambda: running.health() == {"a": True})
-        await plugin.stop()
-
-
-# Shows in differences.md: plugin-types
-@in_loop
-async def test_plugins_of_other_types_are_left_to_a_kubelet(directory: Path) -> None:
-    async with watching(directory) as (running, registry):
-        other = await started(registry, "csi.sock", {"type": "CSIPlugin", "name": "csi.x.com"})
-        plugin = await started(registry)
-        await running.wait_out(PERIOD)
-        await running.until(lambda: running.health() == {"a": True})
-        assert other.statuses == []
-        assert running.plugins.conditions() == ()
-        for each in (other, plugin):
-            await each.stop()
-
-
-# Shows in differences.md: plugin-types
-@in_loop
-async def test_plugins_of_a_directory_that_others_can_write_are_not_registered(
-    directory: Path,
-) -> None:
-    async with watching(directory) as (running, registry):
-        registry.chmod(0o777)
-        plugin = await started(registry)
-        await running.wait_out(PERIOD)
+        await running.until_seen(lambda: len(plugin.statuses) > 1)
+        assert {registered for registered, _ in plugin.statuses} == {False}
+        assert all(words in error for _, error in plugin.statuses)
         await running.until(running.plugins.conditions)
         [line] = running.plugins.conditions()
-        assert "can be written by others" in line
-        assert running.health() is None
-        await plugin.stop()
+        assert line.startswith(f"the plugin at {registry / 'gpu.sock'} is not registered: ")
+        assert words in line
+        plugin.info.update(name=GPU, endpoint="", supported_versions=["v1", "v1beta1"])
+        await advanced(running, lambda: plugin.statuses[-1][0])
+        await running.until(lambda: running.health() == {"a": True})
+        await running.until(lambda: not running.plugins.conditions())
 
 
+# Shows in differences.md: plugin-types
 @in_loop
-async def test_a_directory_below_that_others_can_write_costs_its_own_plugins(
-    directory: Path,
-) -> None:
+async def test_plugins_of_other_types_are_a_kubelets_and_take_no_place(directory: Path) -> None:
+    info = {"type": "CSIPlugin", "name": "csi.x.com"}
+    async with watching(directory) as (running, registry), AsyncExitStack() as stack:
+        others = [
+            await stack.enter_async_context(started(registry, endpoint=f"csi{n}.sock", info=info))
+            for n in range(MOST_RESOURCES)
+        ]
+        async with started(registry):
+            await running.wait_out(PERIOD)
+            await running.until(lambda: running.health() == {"a": True})
+            assert not any(other.statuses for other in others)
+            assert running.plugins.conditions() == ()
+
+
+# Shows in differences.md: plugin-types
+@in_loop
+async def test_plugins_of_a_directory_open_to_others_are_not_registered(directory: Path) -> None:
+    info = {"name": "example.com/other"}
     async with watching(directory) as (running, registry):
         below = registry / "anyone"
         below.mkdir()
         below.chmod(0o777)
-        plugin = await started(registry)
-        other = await started(below, "x.sock", {"name": "example.com/other"})
-        await running.wait_out(PERIOD)
-        await running.until(lambda: running.health() == {"a": True})
-        [line] = running.plugins.conditions()
-        assert line.startswith(f"no plugin of {below} is registered: {below} can be written by")
-        assert running.health("example.com/other") is None
-        for each in (other, plugin):
-            await each.stop()
+        async with started(registry), started(below, endpoint="x.sock", info=info):
+            await running.wait_out(PERIOD)
+            await running.until(lambda: running.health() == {"a": True})
+            [line] = running.plugins.conditions()
+            assert line.startswith(f"no plugin of {below} is registered: {below} can be written by")
+            assert running.health("example.com/other") is None
+            registry.chmod(0o777)
+            await running.wait_out(PERIOD)
+            await running.until(lambda: running.health() == {"a": False})
+            assert f"{registry} can be written by others" in running.plugins.conditions()[0]
 
 
 @in_loop
-async def test_sockets_of_other_plugins_take_no_place_of_a_device_plugin(directory: Path) -> None:
-    async with watching(directory) as (running, registry):
-        others = [
-            await started(registry, f"csi{number}.sock", {"type": "CSIPlugin"})
-            for number in range(MOST_RESOURCES)
-        ]
-        plugin = await started(registry)
-        await running.wait_out(PERIOD)
-        await running.until(lambda: running.health() == {"a": True})
-        assert running.plugins.conditions() == ()
-        for each in (*others, plugin):
-            await each.stop()
-
-
-@in_loop
-async def test_plugins_beyond_the_most_resources_are_a_condition_with_what_to_do(
-    directory: Path,
-) -> None:
+async def test_plugins_beyond_the_most_are_a_condition_with_what_to_do(directory: Path) -> None:
     known = {f"example.com/r{n}": (PluginDevice("a"),) for n in range(MOST_RESOURCES)}
-    async with watching(directory, known=known) as (running, registry):
-        plugin = await started(registry)
+    async with (
+        watching(directory, known=known) as (running, registry),
+        started(registry) as plugin,
+    ):
         await running.wait_out(PERIOD)
         await running.until(running.plugins.conditions)
         [line] = running.plugins.conditions()
         assert line.startswith(f"the plugin at {registry / 'gpu.sock'} is not registered: 64 ")
         assert "stop a plugin that is not needed" in line
-        await plugin.stop()
+        assert "plugin registration failed with err: 64 " in plugin.statuses[0][1]
 
 
 @in_loop
@@ -260,11 +206,10 @@ async def test_directories_beyond_the_most_are_a_condition_with_what_to_do(direc
     async with watching(directory) as (running, registry):
         for number in range(64):
             (registry / f"d{number:02}").mkdir()
-        plugin = await started(registry / "d63", endpoint="x.sock")
-        await running.wait_out(PERIOD)
-        await running.until(running.plugins.conditions)
-        [line] = running.plugins.conditions()
-        assert line.startswith(f"no plugin of {registry / 'd63'} and later directories is")
-        assert "remove some" in line
-        assert running.health() is None
-        await plugin.stop()
+        async with started(registry / "d63", endpoint="x.sock"):
+            await running.wait_out(PERIOD)
+            await running.until(running.plugins.conditions)
+            [line] = running.plugins.conditions()
+            assert line.startswith(f"no plugin of {registry / 'd63'} and later directories is")
+            assert "remove some" in line
+            assert running.health() is None
