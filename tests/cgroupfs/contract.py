@@ -193,7 +193,6 @@ def rejected(lab: Lab, path: str, file: str, value: str) -> int:
 class Contract:
     """The tests; a subclass provides the fixture `lab`."""
 
-    # --- cpuset -----------------------------------------------------------------------------
 
     def test_a_new_cgroup_has_no_set_and_uses_its_parents(self, lab: Lab) -> None:
         path = make(lab, "pod")
@@ -311,7 +310,6 @@ class Contract:
         assert shown(lab, path, "cpuset.cpus.effective") == "2-3"
         assert shown(lab, only, "cpuset.cpus.effective") == "3"
 
-    # --- partitions -------------------------------------------------------------------------
 
     def test_exclusive_cpus_are_given_from_the_top_down(self, lab: Lab) -> None:
         pod = make(lab, "pod")
@@ -403,7 +401,6 @@ class Contract:
             lab.tree.write(own, "cpuset.cpus.partition", word)
         assert shown(lab, own, "cpuset.cpus.effective") == "1"
 
-    # --- cpu --------------------------------------------------------------------------------
 
     @pytest.mark.parametrize(
         ("value", "after"),
@@ -444,8 +441,7 @@ class Contract:
         assert rejected(lab, path, "cpu.max", "19999 100000") == errno.EINVAL
 
     @pytest.mark.parametrize(
-        ("value", "number"),
-        [("0", errno.ERANGE), ("10001", errno.ERANGE), ("abc", errno.EINVAL)],
+        ("value", "number"), [("0", errno.ERANGE), ("10001", errno.ERANGE), ("abc", errno.EINVAL)]
     )
     def test_a_weight_has_bounds(self, lab: Lab, value: str, number: int) -> None:
         path = make(lab, "pod")
@@ -453,7 +449,6 @@ class Contract:
         lab.tree.write(path, "cpu.weight", "10000")
         assert shown(lab, path, "cpu.weight") == "10000"
 
-    # --- limits of memory -------------------------------------------------------------------
 
     @pytest.mark.parametrize(
         ("file", "unit"), [("memory.max", PAGESIZE), ("hugetlb.2MB.max", 2 << 20)]
@@ -482,7 +477,6 @@ class Contract:
         lab.tree.write(above, "cgroup.subtree_control", "+memory")
         assert shown(lab, path, "memory.max") == "max"
 
-    # --- controllers ------------------------------------------------------------------------
 
     def test_without_the_controller_the_files_are_missing(self, lab: Lab) -> None:
         make(lab, "pod")
@@ -526,7 +520,6 @@ class Contract:
         assert shown(lab, pod, "cgroup.subtree_control") == "cpuset cpu"
         assert shown(lab, pod, "cgroup.controllers") == "cpuset cpu"
 
-    # --- processes --------------------------------------------------------------------------
 
     def test_populated_shows_processes_here_and_below(self, lab: Lab) -> None:
         make(lab, "pod")
@@ -560,7 +553,6 @@ class Contract:
         assert rejected(lab, path, "cgroup.procs", "4194000") == errno.ESRCH
         assert rejected(lab, path, "cgroup.procs", "abc") == errno.EINVAL
 
-    # --- directories ------------------------------------------------------------------------
 
     def test_a_cgroup_in_use_is_not_removed(self, lab: Lab) -> None:
         path = make(lab, "pod")

@@ -189,12 +189,7 @@ def apart(path: str, text: str, exclusive: str, word: str) -> Setting:
             ],
         ),
         # One kind becomes the other as it is.
-        (
-            "2-3",
-            ("2-3", "2-3", "isolated"),
-            ("2", "2", "root"),
-            [("k/p", PARTITION, "isolated")],
-        ),
+        ("2-3", ("2-3", "2-3", "isolated"), ("2", "2", "root"), [("k/p", PARTITION, "isolated")]),
         # What is inside one that gets other CPUs is made again, too, as it depends on that.
         (
             "1-3",

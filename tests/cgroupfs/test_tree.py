@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cgroupfs.errors import CgroupPathError
-from cgroupfs.tree import (
-    KernelTree,
-    all_ancestors,
-    ancestors,
-    is_within,
-    join,
-    parent,
-)
+from cgroupfs.tree import KernelTree, all_ancestors, ancestors, is_within, join, parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,14 +17,7 @@ from hypothesis import strategies as st
 
 from cgroupfs import writers as writers_module
 from cgroupfs.state import Writer
-from cgroupfs.writers import (
-    CgroupWriters,
-    Fanotify,
-    FileEvent,
-    command_of,
-    described,
-    parse_events,
-)
+from cgroupfs.writers import CgroupWriters, Fanotify, FileEvent, command_of, described, parse_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -244,16 +237,11 @@ def test_without_the_right_the_error_is_the_kernels(tmp_path: Path) -> None:
         Fanotify(tmp_path / "missing")
 
 
-# --- bytes --------------------------------------------------------------------------------------
 
 
 def test_events_are_parsed_with_what_follows_their_head() -> None:
     data = packed(5, 10) + packed(6, 11, extra=b"12345678") + packed(-1, 0, OVERFLOW)
-    assert parse_events(data) == (
-        FileEvent(10, 5),
-        FileEvent(11, 6),
-        FileEvent(0, -1, lost=True),
-    )
+    assert parse_events(data) == (FileEvent(10, 5), FileEvent(11, 6), FileEvent(0, -1, lost=True))
 
 
 @given(

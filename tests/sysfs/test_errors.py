@@ -4,13 +4,7 @@ import pickle
 
 import pytest
 
-from sysfs.files import (
-    InconsistentTree,
-    MalformedFile,
-    MissingFile,
-    SysfsError,
-    UnreadableFile,
-)
+from sysfs.files import InconsistentTree, MalformedFile, MissingFile, SysfsError, UnreadableFile
 
 
 @pytest.mark.parametrize(

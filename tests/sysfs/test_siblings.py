@@ -126,11 +126,7 @@ def test_groups_follow_from_what_the_cpus_show(tmp_path: Path, case: str) -> Non
     ids=["no list", "not in its own", "overlapping", "in two packages", "no list of CPUs"],
 )
 def test_lists_of_threads_that_cannot_be_are_an_error(
-    tmp_path: Path,
-    lists: tuple[str | None, ...],
-    packages: str,
-    error: type[SysfsError],
-    says: str,
+    tmp_path: Path, lists: tuple[str | None, ...], packages: str, error: type[SysfsError], says: str
 ) -> None:
     files = {str(cpu): {"core_cpus_list": text} for cpu, text in enumerate(lists) if text}
     for cpu, package in enumerate(packages):

@@ -137,15 +137,10 @@ def netlink(monkeypatch: pytest.MonkeyPatch) -> _Netlink:
 
 @pytest.mark.parametrize(
     ("watched", "events"),
-    [
-        (watch_hotplug, [("offline", "cpu"), ("online", "cpu")]),
-        (watch_devices, [("add", "pci")]),
-    ],
+    [(watch_hotplug, [("offline", "cpu"), ("online", "cpu")]), (watch_devices, [("add", "pci")])],
 )
 def test_the_kernels_events_are_reported_in_order_until_some_are_lost(
-    netlink: _Netlink,
-    watched: Callable[[], AsyncGenerator[Hotplug]],
-    events: list[tuple[str, str]],
+    netlink: _Netlink, watched: Callable[[], AsyncGenerator[Hotplug]], events: list[tuple[str, str]]
 ) -> None:
     seen: list[tuple[str, str]] = []
 

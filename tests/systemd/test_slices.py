@@ -106,7 +106,6 @@ def test_only_slices_are_accepted(systemd: FakeSystemd, act: object) -> None:
         act(systemd, "app.scope", ())
 
 
-# --- what was seen of systemd 257 -----------------------------------------------------------
 
 
 def pinned_by_hand(systemd: FakeSystemd, kernel: EmulatedKernel, *record: Property) -> str:

@@ -21,15 +21,7 @@ from cgroupfs.plan import Setting
 from sysfs.mask import EMPTY, Mask
 from tests.agent.isolation.hosts import BOOT
 from tests.agent.isolation.test_slices import OWN, Machine
-from tests.agent.reconcile.pods import (
-    OTHER,
-    exclusive,
-    on_host,
-    path_of,
-    pod,
-    pod_shared,
-    target,
-)
+from tests.agent.reconcile.pods import OTHER, exclusive, on_host, path_of, pod, pod_shared, target
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,9 +57,7 @@ def conditions(machine: Machine) -> str:
     return " ".join(machine.isolation.report.conditions.values())
 
 
-def test_the_kernel_takes_a_pods_cpus_from_all_others_and_gives_them_back(
-    machine: Machine,
-) -> None:
+def test_the_kernel_takes_a_pods_cpus_from_all_others_and_gives_them_back(machine: Machine) -> None:
     assert machine.repair(target(OWN))
     assert partition(machine) == ("root", "2-3")
     # Nothing was asked of these: the kernel alone took the CPUs.

@@ -158,9 +158,7 @@ def test_a_slice_that_ended_is_forgotten(machine: Machine) -> None:
     assert machine.isolation.restore()[0] == {}
 
 
-def test_a_slice_that_another_process_widened_is_drift_and_narrowed_again(
-    machine: Machine,
-) -> None:
+def test_a_slice_that_another_process_widened_is_drift_and_narrowed_again(machine: Machine) -> None:
     machine.repair(target(OWN))
     machine.kernel.write("system.slice", "cpuset.cpus", "0-15")
     report = machine.enforcer.repair(target(OWN))
@@ -279,9 +277,7 @@ def test_a_slice_of_which_systemd_alone_has_the_agents_set_gets_back_what_the_un
     assert machine.uses("system.slice") == "0-15"
 
 
-def test_what_systemd_has_on_record_stays_saved_where_systemd_is_not_asked(
-    tmp_path: Path,
-) -> None:
+def test_what_systemd_has_on_record_stays_saved_where_systemd_is_not_asked(tmp_path: Path) -> None:
     machine = Machine(tmp_path, Driver.SYSTEMD)
     machine.repair(target(OWN))
     machine.driver = Driver.CGROUPFS
@@ -417,9 +413,7 @@ def test_a_unit_whose_own_set_has_exclusive_cpus_is_a_condition_that_names_it(
     )
 
 
-def test_a_unit_inside_that_has_exclusive_cpus_keeps_them_and_that_is_noted(
-    tmp_path: Path,
-) -> None:
+def test_a_unit_inside_that_has_exclusive_cpus_keeps_them_and_that_is_noted(tmp_path: Path) -> None:
     from agent.managers.allocation import Binding, Bindings  # noqa: PLC0415
 
     machine = Machine(tmp_path, Driver.CGROUPFS)

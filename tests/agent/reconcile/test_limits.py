@@ -65,7 +65,6 @@ def with_limit(name: str, **limits: int) -> ContainerAllocation:
     return replace(on_host(name), limits=MappingProxyType(sizes))
 
 
-# --- pure ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -197,14 +196,8 @@ def test_an_ephemeral_container_is_slowed_down_as_one_that_states_nothing(qos: Q
     assert all("memory.high" not in item.setting.values for item in none)
 
 
-def test_the_node_has_for_pods_what_neither_is_reserved_nor_a_huge_page() -> None:
-    capacity = {"cpu": 8000, "memory": 10 * GIB, "hugepages-2Mi": 2 * GIB}
-    reserved = {"cpu": 500, "memory": GIB, "hugepages-2Mi": GIB}
-    node = allocatable_amounts(capacity, replace(EVERYTHING, reserved=reserved))
-    assert node == {"cpu": 7500, "memory": 8 * GIB, "hugepages-2Mi": GIB}
 
 
-# --- what the kernel shows ----------------------------------------------------------------------
 
 
 def shown(tree: EmulatedKernel, path: str, *files: str) -> dict[str, str]:

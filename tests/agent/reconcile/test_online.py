@@ -25,9 +25,7 @@ HOST = regular_host(cores_per_node=8, threads=1)
 def ledger() -> Ledger:
     """Return a pod whose budget is CPUs 1-4: c1 has 1-2 of its own, c2 shares 3-4."""
     budget = pod(
-        app("c1", guaranteed("cpu=2 memory=1Gi")),
-        app("c2"),
-        of_pod=guaranteed("cpu=4 memory=2Gi"),
+        app("c1", guaranteed("cpu=2 memory=1Gi")), app("c2"), of_pod=guaranteed("cpu=4 memory=2Gi")
     )
     return with_pod(make_rules(), budget)
 

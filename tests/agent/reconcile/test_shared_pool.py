@@ -35,11 +35,7 @@ async def fill(site: Site, controller: Controller) -> tuple[str, str, str]:
     await controller.admit(pod_of("web", UID, "web~1"))
     await controller.admit(pod_of("exact", POOL_UID, "exact=500m"))
     await controller.admit(pod_of("own", OTHER, "own=2"))
-    paths = (
-        site.cgroup(UID, Tier.BURSTABLE),
-        site.cgroup(POOL_UID),
-        site.cgroup(OTHER),
-    )
+    paths = (site.cgroup(UID, Tier.BURSTABLE), site.cgroup(POOL_UID), site.cgroup(OTHER))
     for path, name in zip(paths, ("web", "exact", "own"), strict=True):
         site.start(path, name)
     await controller.reconcile()

@@ -45,9 +45,7 @@ def test_the_pods_cgroup_is_a_slice_and_systemd_knows_its_settings() -> None:
     assert report.recorded == ("kubepods.slice", UNIT)
     assert ("start", UNIT) in systemd.calls
     assert read_record(systemd, UNIT) == WriterRecord(
-        Mask.parse("2-7"),
-        Mask.of(0),
-        quota() | {"cpu.weight": "235", "memory.max": "max"} | UNSET,
+        Mask.parse("2-7"), Mask.of(0), quota() | {"cpu.weight": "235", "memory.max": "max"} | UNSET
     )
     assert tree.read(SLICE, "cpuset.cpus.effective") == "2-7\n"
 
