@@ -174,11 +174,6 @@ def test_containers_and_what_runtimes_put_inside_are_found() -> None:
     }
 
 
-def test_the_cgroup_of_a_process_is_the_unified_one() -> None:
-    assert from_proc("4:cpuset:/old\n0::/kubepods/pod1/x\n") == "kubepods/pod1/x"
-    assert from_proc("0::/\n") == ""
-
-
 @pytest.mark.parametrize(
     "text",
     [

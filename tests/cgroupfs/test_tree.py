@@ -151,11 +151,6 @@ def test_no_descriptor_is_left_open(tree: KernelTree) -> None:
     assert len(list(LivePath("/proc/self/fd").iterdir())) == before
 
 
-def test_paths_are_taken_apart_and_put_together() -> None:
-    assert ancestors("a/b/c") == ("", "a", "a/b")
-    assert ancestors("") == ()
-
-
 def test_ancestors_of_several_cgroups_are_those_of_each() -> None:
     paths = ["a/b/c", "a/b/d", "a", "e/f", ""]
 

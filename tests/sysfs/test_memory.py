@@ -26,10 +26,6 @@ def test_the_total_is_read_in_bytes(tmp_path: Path, text: str) -> None:
     assert find_memory_total(tree, "meminfo") == 2 << 20
 
 
-def test_an_absent_meminfo_is_none(tmp_path: Path) -> None:
-    assert find_memory_total(SysfsTree(tmp_path), "meminfo") is None
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -59,7 +55,3 @@ def test_pools_come_by_size_and_empty_ones_too(tmp_path: Path) -> None:
         HugePages(2 << 20, 512),
         HugePages(1 << 30, 0),
     )
-
-
-def test_a_kernel_without_huge_pages_has_no_pools(tmp_path: Path) -> None:
-    assert read_hugepages(SysfsTree(tmp_path), "h") == ()

@@ -347,8 +347,6 @@ def test_without_a_free_counter_a_pod_is_in_its_class_and_a_condition_says_so(
     assert "Out of RMIDs" in machine.conditions["isolation resctrl counts aaaaaaaa"]
 
 
-
-
 @pytest.mark.parametrize(
     ("classes", "path", "said"),
     [

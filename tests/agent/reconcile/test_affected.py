@@ -100,4 +100,6 @@ def test_a_change_affects(case: str) -> None:
 
     classes = NO_PODS.of(after.ledger.allocations)
     uids = filter(None, (uid,))
-    assert scope_of(before, after, tuple(uids), shares, frozenset(), "kubepods", classes) == expected
+    assert (
+        scope_of(before, after, tuple(uids), shares, frozenset(), "kubepods", classes) == expected
+    )

@@ -101,10 +101,6 @@ def test_what_was_desired_before_changes_nothing_of_what_is_desired_now(
         assert desired_cgroups(aim, identified, enforced, _HOST, known=known) == alone
 
 
-
-
-
-
 def partitioned(
     desired: Sequence[DesiredCgroup], of: PodAllocation, known: KnownChanges, word: str = "root"
 ) -> tuple[DesiredCgroup, ...]:
@@ -134,9 +130,6 @@ def test_what_is_changed_of_a_pod_is_the_same_object_until_the_pod_is_another(
     fresh = desired_cgroups(Desired(ledger(after), _POOL), cgroups)
     assert now[0] == change(fresh, after, KnownChanges())
     assert now[0] != was[0]
-
-
-
 
 
 POD = path_of(mixed())
@@ -353,8 +346,6 @@ def test_every_comparison_reads_each_cgroup_and_memory_nodes_where_they_are_desi
         assert (f"{POD}/db", "cpuset.mems.effective") in tree.reads
         assert (f"{WEB_POD}/web", "cpuset.mems") not in tree.reads
         assert len(tree.reads) == len({*tree.reads})
-
-
 
 
 def test_a_full_comparison_reads_all_and_what_a_brief_one_shows_is_the_same() -> None:

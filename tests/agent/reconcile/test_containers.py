@@ -95,8 +95,6 @@ def found(
     }
 
 
-
-
 def test_children_are_identified_by_binding_else_by_name_and_the_rest_is_unknown() -> None:
     tree = kernel()
     make(tree, f"{POD}/db", f"{POD}/shop-backup", f"{POD}/0f3a")
@@ -125,12 +123,6 @@ def test_a_name_does_not_matter_where_no_container_has_other_settings(
     tree = kernel()
     make(tree, f"{POD}/0f3a")
     assert found(look(tree, pod(*containers))) == {f"{POD}/0f3a": (name, by)}
-
-
-
-
-
-
 
 
 def showing(sets: dict[str, str]) -> EmulatedKernel:
@@ -202,8 +194,6 @@ def test_a_finder_is_asked_before_names_are_looked_at(
     allocation: PodAllocation, cgroup: str, name: str | None, by: IdentifiedBy
 ) -> None:
     assert identify(allocation, [f"{POD}/{cgroup}"], Finder()) == ((name, by),)
-
-
 
 
 def test_what_was_identified_before_changes_nothing_of_what_is_identified_now() -> None:

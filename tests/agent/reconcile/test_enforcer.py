@@ -3,9 +3,8 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
-from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from hypothesis import given, settings
@@ -42,7 +41,7 @@ from tests.agent.reconcile.pods import (
 from tests.fakes.kernel import Died, FaultyTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from agent.managers.allocation import PodAllocation
     from agent.reconcile.desired import PartitionWords
@@ -106,8 +105,6 @@ def test_a_pod_that_still_runs_is_confined_to_the_shared_pool_until_it_is_empty(
     assert (tree.exists(POD), tree.exists(WEB_POD)) == (False, True)
 
 
-
-
 def test_a_plan_says_what_will_be_written_and_writes_nothing() -> None:
     tree = kernel()
     enforcer = started(tree)
@@ -127,8 +124,6 @@ def test_a_plan_says_what_will_be_written_and_writes_nothing() -> None:
         assert plan.created == done.created == (*above[newcomer.uid], path_of(newcomer))
 
 
-
-
 def test_what_a_changed_ledger_changes_is_not_drift() -> None:
     tree = kernel()
     enforcer = directories(tree)
@@ -141,8 +136,6 @@ def test_what_a_changed_ledger_changes_is_not_drift() -> None:
     assert admitted.drift == ()
     tree.write(f"{WEB_POD}/web", "cpuset.cpus", "3")
     assert [p.cgroup for p in enforcer.repair(target(mixed(), WEB)).drift] == [f"{WEB_POD}/web"]
-
-
 
 
 def test_memory_is_migrated_by_a_repair_only() -> None:
@@ -205,8 +198,6 @@ def test_a_missing_controller_is_an_answer_not_an_exception() -> None:
     assert any("does not offer it" in line for line in by_pod(report)[UID])
 
 
-
-
 def test_processes_in_a_pods_own_cgroup_lock_no_container_out_and_are_named_once_it_starts() -> (
     None
 ):
@@ -232,8 +223,6 @@ def test_an_unidentified_cgroup_is_kept_off_exclusive_cpus_and_reported() -> Non
     assert any("numawarden bind" in note for note in report.notes)
 
 
-
-
 CHANGES: Final = ("write", "mkdir", "rmdir")
 
 
@@ -246,12 +235,6 @@ def faulty_at(tree: EmulatedKernel, at: int, error: BaseException) -> FaultyTree
             raise error
 
     return FaultyTree(tree, fault)
-
-
-
-
-
-
 
 
 def kernel_with_pods() -> EmulatedKernel:
@@ -366,10 +349,7 @@ def test_a_pod_that_cannot_have_a_cgroup_does_not_keep_others_from_theirs() -> N
     assert enforcer.releaser.pod(nameless).removed
 
 
-
 CPUS = st.frozensets(st.integers(2, 15), min_size=1, max_size=4).map(Mask.from_ids)
-
-
 
 
 UIDS = st.sampled_from([UID, OTHER, "12345678-2222-3333-4444-555555555555"])

@@ -17,7 +17,6 @@ from agent.reconcile.identify import IdentifiedBy, IdentifiedCgroups, Located, L
 from agent.reconcile.quota import (
     EVERYTHING,
     EnforcedControllers,
-    allocatable_amounts,
     container_defaults,
     container_memory,
     cpu_weight,
@@ -63,8 +62,6 @@ def limited(
 def with_limit(name: str, **limits: int) -> ContainerAllocation:
     sizes = {key.replace("_", "-"): size for key, size in limits.items()}
     return replace(on_host(name), limits=MappingProxyType(sizes))
-
-
 
 
 @pytest.mark.parametrize(
@@ -194,10 +191,6 @@ def test_an_ephemeral_container_is_slowed_down_as_one_that_states_nothing(qos: Q
     assert values[Role.EPHEMERAL]["memory.high"] == str(GIB)
     none = desired_cgroups(aim, seen, EVERYTHING)
     assert all("memory.high" not in item.setting.values for item in none)
-
-
-
-
 
 
 def shown(tree: EmulatedKernel, path: str, *files: str) -> dict[str, str]:

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sysfs.described import regular_host, with_memory_only_nodes, with_offline
-from sysfs.host import HugePages
+from sysfs.described import regular_host, with_offline
 from sysfs.mask import Mask
 
 
@@ -43,12 +42,6 @@ def test_distances_grow_from_node_to_package_to_machine() -> None:
     assert dict(host.nodes[1].distances) == {0: 12, 1: 10, 2: 21, 3: 21}
 
 
-def test_every_node_has_the_memory_and_the_pools() -> None:
-    host = regular_host(memory_bytes=1 << 30, hugepages=[(1 << 30, 1), (2 << 20, 8)])
-    assert {node.memory_bytes for node in host.nodes} == {1 << 30}
-    assert host.nodes[1].hugepages == (HugePages(2 << 20, 8), HugePages(1 << 30, 1))
-
-
 def test_going_offline_takes_topology_and_renames_what_is_left() -> None:
     host = with_offline(regular_host(packages=1, cores_per_node=2, threads=2), Mask.of(0))
     first, _, second, _ = host.cpus
@@ -61,11 +54,3 @@ def test_going_offline_takes_topology_and_renames_what_is_left() -> None:
     )
     assert (second.core, second.die, second.uncore) == (2, 1, 1)
     assert str(host.nodes[0].cpus) == "1-3"
-
-
-def test_memory_only_nodes_follow_the_others_and_are_far_from_all() -> None:
-    host = with_memory_only_nodes(regular_host(packages=2), [7 << 30])
-    added = host.nodes[2]
-    assert (added.id, str(added.cpus), added.memory_bytes) == (2, "", 7 << 30)
-    assert dict(added.distances) == {0: 28, 1: 28, 2: 10}
-    assert dict(host.nodes[0].distances) == {0: 10, 1: 21, 2: 28}
