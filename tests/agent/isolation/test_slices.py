@@ -97,7 +97,9 @@ def test_the_hosts_slices_use_what_is_not_exclusive_and_all_again_afterwards(
 ) -> None:
     assert machine.repair(target())
     assert [machine.set(each) for each in SLICES] == ["", "", ""]
+    machine.systemd.start_scope("vm-1.scope", "machine.slice", 13)
     assert machine.repair(target(OWN))
+    assert machine.kernel.allowed(13)[0] == Mask.parse("0-1,4-15")
     assert [machine.uses(each) for each in SLICES] == ["0-1,4-15"] * 3
     assert machine.kernel.allowed(10)[0] == Mask.parse("0-1,4-15")
     assert machine.repair(target(OWN, pod(exclusive("main", "8-15"), uid=OTHER)))
@@ -166,20 +168,6 @@ def test_a_slice_that_another_process_widened_is_drift_and_narrowed_again(machin
     assert machine.uses("system.slice") == "0-1,4-15"
 
 
-def test_a_set_of_its_own_stays_as_far_as_it_is_not_exclusive(machine: Machine) -> None:
-    machine.kernel.write("user.slice", "cpuset.cpus", "1-2")
-    machine.repair(target(OWN))
-    assert machine.set("user.slice") == "1"
-    machine.repair(target())
-    assert machine.set("user.slice") == "1-2"
-
-
-def test_virtual_machines_use_what_is_not_exclusive(machine: Machine) -> None:
-    machine.systemd.start_scope("vm-1.scope", "machine.slice", 13)
-    machine.repair(target(OWN))
-    assert machine.kernel.allowed(13)[0] == Mask.parse("0-1,4-15")
-
-
 def recorded(machine: Machine) -> str:
     """Return the CPUs of services that systemd has on record, whether its bus answers or not."""
     (value,) = machine.systemd.unit_properties("system.slice", "AllowedCPUs")
@@ -206,20 +194,6 @@ def test_with_nothing_exclusive_no_set_of_any_slice_is_the_agents(machine: Machi
         assert machine.set("system.slice") == "0-3"
         machine.start()
     assert ("set", "system.slice") not in machine.systemd.calls
-
-
-def test_what_an_administrator_sets_stays_as_far_as_it_is_not_exclusive(machine: Machine) -> None:
-    machine.repair(target(OWN))
-    for cpus, left in (("0-1", "0-1"), ("1-3", "1"), ("2-5", "4-5")):
-        administrator_sets(machine, cpus)
-        assert machine.repair(target(OWN))
-        assert machine.set("system.slice") == left
-        assert machine.repair(target(OWN, pod(exclusive("main", "8-15"), uid=OTHER)))
-        assert machine.set("system.slice") == left
-    assert machine.repair(target())
-    assert machine.set("system.slice") == "2-5"
-    if machine.driver is Driver.SYSTEMD:
-        assert recorded(machine) == "2-5"
 
 
 def test_what_systemd_had_on_record_of_the_agents_is_not_taken_for_an_administrators(
