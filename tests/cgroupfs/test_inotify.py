@@ -64,8 +64,3 @@ def test_a_removed_watch_is_silent(watch: Inotify, tmp_path: Path) -> None:
     watch.remove(tmp_path)
     watch.remove(tmp_path)
     assert watch.read() == ()
-
-
-def test_a_missing_path_is_an_error_with_its_name(watch: Inotify, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="none"):
-        watch.add(tmp_path / "none", Change.MODIFY)

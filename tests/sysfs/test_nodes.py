@@ -69,11 +69,6 @@ def test_a_node_must_list_its_cpus(tmp_path: Path) -> None:
         read_nodes(SysfsTree(lay_out(tmp_path, _node(0, cpulist=None))), Mask.of(0))
 
 
-def test_without_distances_every_other_node_is_remote(tmp_path: Path) -> None:
-    nodes = read_nodes(SysfsTree(lay_out(tmp_path, {**_node(0), **_node(1)})), Mask.of(0, 1))
-    assert dict(nodes[1].distances) == {0: 20, 1: 10}
-
-
 @pytest.mark.parametrize("state", ["online", "possible"])
 def test_a_row_of_more_nodes_than_directories_is_read_by_the_lists(
     tmp_path: Path, state: str

@@ -332,22 +332,6 @@ def test_what_is_changed_of_a_pod_settles_until_its_cgroup_shows_another_set(
     assert WEB_POD in {each.cgroup for each in enforcer.repair(aim).drift}
 
 
-def test_every_comparison_reads_each_cgroup_and_memory_nodes_where_they_are_desired() -> None:
-    tree, enforcer, aim = settled()
-    for _ in range(2):
-        tree.reads = []
-        enforcer.repair(aim)
-        always = {"cpuset.cpus", "cpuset.cpus.effective", "cpu.max", "cgroup.events"}
-        for cgroup in (POD, f"{POD}/db", WEB_POD):
-            assert {(cgroup, file) for file in always} <= {*tree.reads}
-        # It has no set, so that it has the CPUs of its pod.
-        read = {file for cgroup, file in tree.reads if cgroup == f"{WEB_POD}/web"}
-        assert always - read == {"cpuset.cpus.effective"}
-        assert (f"{POD}/db", "cpuset.mems.effective") in tree.reads
-        assert (f"{WEB_POD}/web", "cpuset.mems") not in tree.reads
-        assert len(tree.reads) == len({*tree.reads})
-
-
 def test_a_full_comparison_reads_all_and_what_a_brief_one_shows_is_the_same() -> None:
     tree, enforcer, aim = settled()
     tree.reads = []

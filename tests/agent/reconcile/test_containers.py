@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
@@ -223,16 +223,6 @@ def test_what_was_identified_before_changes_nothing_of_what_is_identified_now() 
             now = identify_cgroups(tree, layout(), aim, bindings, finder)
             again = identify_cgroups(tree, layout(), aim, bindings, finder, known=before)
             assert again == now
-
-
-def test_the_same_containers_in_another_cgroup_of_the_pod_are_identified_again() -> None:
-    tree, aim, known = kernel(), ledger(mixed()), dict[str, Any]()
-    places = [layout(driver) for driver in (Driver.CGROUPFS, Driver.SYSTEMD)]
-    for place in places:
-        path = path_of(mixed(), place.driver)
-        make(tree, f"{path}/db")
-        found = identify_cgroups(tree, place, aim, NO_BINDINGS, known=known).pods[UID]
-        assert [each.cgroup for each in found.containers] == [f"{path}/db"]
 
 
 def test_cgroups_around_a_bound_one_are_not_containers() -> None:

@@ -190,14 +190,6 @@ def test_a_set_that_does_not_fit_is_the_difference_of_one_cgroup(
     assert set(by_pod(report)) == {UID}
 
 
-def test_a_missing_controller_is_an_answer_not_an_exception() -> None:
-    tree = type(kernel())(ONLINE, Mask.parse("0-1"), controllers=("cpu",))
-    enforcer = Enforcer(tree, layout(), DirectoryCgroups(tree))
-    assert {p.cause for p in enforcer.prepare().remaining} == {Cause.CONTROLLER_LOST}
-    report = enforcer.enforce(target(mixed()))
-    assert any("does not offer it" in line for line in by_pod(report)[UID])
-
-
 def test_processes_in_a_pods_own_cgroup_lock_no_container_out_and_are_named_once_it_starts() -> (
     None
 ):

@@ -67,7 +67,7 @@ def with_limit(name: str, **limits: int) -> ContainerAllocation:
 @pytest.mark.parametrize(
     ("millis", "weight"),
     # A kubelet v1.36 on cgroup v2 shows 20, 39 and 79 for half a CPU, one and two.
-    [(0, 1), (1, 1), (2, 1), (500, 20), (1000, 39), (2000, 79), (3000, 118), (256_000, 10_000)],
+    [(0, 1), (2, 1), (500, 20), (1000, 39), (2000, 79), (256_000, 10_000)],
 )
 def test_a_weight_is_the_kubelets(millis: int, weight: int) -> None:
     assert cpu_weight(millis) == weight

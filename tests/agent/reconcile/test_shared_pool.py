@@ -88,20 +88,6 @@ def test_siblings_that_stay_idle_are_in_no_set_of_a_cgroup_until_the_pod_ends(
     with_agent(site, go_on)
 
 
-def test_another_set_of_a_class_is_one_difference_however_many_cgroups_inherit(site: Site) -> None:
-    async def live(controller: Controller) -> None:
-        web, _, _ = await fill(site, controller)
-        above = web.rpartition("/")[0]
-        site.kernel.write(above, "cgroup.subtree_control", "+cpuset")
-        await controller.reconcile()
-        site.kernel.write(above, "cpuset.cpus", "0-15")
-        assert (await controller.reconcile()).found == {"unknown": 1}
-        assert controller.state.observed.drift[-1].cgroup == f"/{above}"
-        assert effective_cpus(site.kernel, web) == str(controller.state.shared_cpus)
-
-    with_agent(site, live)
-
-
 @pytest.mark.parametrize("of_container", [False, True])
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_set_that_another_process_wrote_is_reported_and_neutralized(

@@ -16,7 +16,6 @@ from sysfs.mask import Mask
 from systemd.units import Property
 from tests.agent.reconcile.pods import (
     FakeSystemd,
-    by_pod,
     exclusive,
     kernel,
     layout,
@@ -28,7 +27,7 @@ from tests.agent.reconcile.pods import (
     slices,
     target,
 )
-from tests.fakes.kernel import quota
+from tests.fakes.kernel import Died, quota
 
 #: What systemd has of a unit without reserved memory and without a limit of tasks.
 UNSET = {"memory.min": "0", "memory.low": "0", "memory.high": "max", "pids.max": "max"}
@@ -145,20 +144,6 @@ def test_a_bus_that_breaks_later_costs_the_record_and_not_the_settings() -> None
     assert not enforcer.releaser.pod(mixed()).removed
     systemd.broken = False
     assert enforcer.enforce(target(mixed())).recorded == ("db.scope",)
-
-
-def test_a_slice_that_cannot_be_started_is_reported_with_its_pod() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree)
-    systemd.broken = True
-    report = enforcer.enforce(target(mixed()))
-    assert any("cannot start the slice" in line for line in by_pod(report)[mixed().uid])
-    systemd.broken = False
-    assert enforcer.enforce(target(mixed())).ok
-
-
-class Died(BaseException):
-    """The process ended here."""
 
 
 @dataclass
