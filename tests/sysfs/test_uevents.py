@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from sysfs import links as uevents
-from sysfs.links import (
+from sysfs import uevents
+from sysfs.uevents import (
     KERNEL_GROUP,
     KERNEL_PORT,
     Hotplug,
