@@ -163,11 +163,12 @@ def remove(tree: CgroupTree, path: str) -> None:
 
 
 def make(lab: Lab, name: str, **settings: str) -> str:
-    """Create a cgroup under the lab's top with the given cpuset.cpus, cpuset.mems, cpu.max."""
+    """Create a cgroup under the lab's top with `cpus`, `mems`, `max` and what it `passes` on."""
     path = join(lab.top, name)
     lab.tree.mkdir(path)
     for key, value in settings.items():
-        lab.tree.write(path, "cpu.max" if key == "max" else f"cpuset.{key}", value)
+        file = {"max": "cpu.max", "passes": "cgroup.subtree_control"}.get(key, f"cpuset.{key}")
+        lab.tree.write(path, file, value)
     return path
 
 
@@ -233,8 +234,7 @@ class Contract:
     def test_a_child_gets_of_its_set_what_its_parent_has(
         self, lab: Lab, pod: str, app: str, then: str, effective: str
     ) -> None:
-        parent = make(lab, "pod", cpus=pod)
-        lab.tree.write(parent, "cgroup.subtree_control", "+cpuset")
+        parent = make(lab, "pod", cpus=pod, passes="+cpuset")
         child = make(lab, "pod/app", cpus=app)
         if then:
             lab.tree.write(parent, "cpuset.cpus", then)
@@ -348,8 +348,7 @@ class Contract:
     def test_a_partition_inside_another_has_its_cpus_until_a_sibling_lists_one(
         self, lab: Lab
     ) -> None:
-        pod = make(lab, "pod")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        pod = make(lab, "pod", passes="+cpuset")
         own, beside = make(lab, "pod/own", cpus="1"), make(lab, "pod/beside")
         divide(lab, {pod: "1-3", own: "1"}, "isolated")
         used = [shown(lab, path, "cpuset.cpus.effective") for path in (pod, own, beside)]
@@ -362,8 +361,7 @@ class Contract:
     def test_a_partition_inside_one_that_ended_is_none_until_it_is_written_again(
         self, lab: Lab
     ) -> None:
-        pod = make(lab, "pod")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        pod = make(lab, "pod", passes="+cpuset")
         own = make(lab, "pod/own", cpus="1")
         divide(lab, {pod: "1-3", own: "1"}, "root")
         lab.tree.write(pod, PARTITION, "member")
@@ -402,8 +400,7 @@ class Contract:
         assert shown(lab, path, "cpu.max") == "30000 50000"
 
     def test_a_child_may_have_more_bandwidth_than_its_parent(self, lab: Lab) -> None:
-        pod = make(lab, "pod", max="10000 100000")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpu")
+        make(lab, "pod", max="10000 100000", passes="+cpu")
         child = make(lab, "pod/app", max="50000 100000")
         assert shown(lab, child, "cpu.max") == "50000 100000"
 
@@ -469,8 +466,7 @@ class Contract:
         assert rejected(lab, path, "cgroup.subtree_control", value) == errno.EINVAL
 
     def test_a_controller_in_use_below_cannot_be_disabled(self, lab: Lab) -> None:
-        pod = make(lab, "pod")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        make(lab, "pod", passes="+cpuset")
         make(lab, "pod/app")
         assert rejected(lab, lab.top, "cgroup.subtree_control", "-cpuset") == errno.EBUSY
 
@@ -485,8 +481,7 @@ class Contract:
         assert shown(lab, path, "cpu.max") == "max 100000"
 
     def test_subtree_control_and_controllers_are_shown_in_the_kernels_order(self, lab: Lab) -> None:
-        pod = make(lab, "pod")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpu")
+        pod = make(lab, "pod", passes="+cpu")
         lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
         assert shown(lab, pod, "cgroup.subtree_control") == "cpuset cpu"
         assert shown(lab, pod, "cgroup.controllers") == "cpuset cpu"
@@ -502,15 +497,13 @@ class Contract:
         assert "populated 0" in lab.tree.read(join(lab.top, "pod"), "cgroup.events")
 
     def test_a_process_stays_out_of_an_inner_cgroup_that_is_in_use(self, lab: Lab) -> None:
-        pod = make(lab, "pod")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        pod = make(lab, "pod", passes="+cpuset")
         lab.spawn(make(lab, "pod/app"))
         with pytest.raises(OSError, match=r"\[Errno 16\]"):
             lab.spawn(pod)
 
     def test_a_process_beside_enabled_controllers_spoils_the_cgroups_below(self, lab: Lab) -> None:
-        pod = make(lab, "pod")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        pod = make(lab, "pod", passes="+cpuset")
         child = make(lab, "pod/app")
         lab.spawn(pod)
         assert shown(lab, pod, "cgroup.type") == "domain threaded"

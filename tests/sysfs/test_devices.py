@@ -42,25 +42,15 @@ def test_a_device_that_the_kernel_gives_no_node_has_none(tmp_path: Path) -> None
     assert device.node is None
 
 
-def test_a_device_without_any_file_is_a_device_still(tmp_path: Path) -> None:
-    (tmp_path / PCI_DIRECTORY / "0000:00:00.0").mkdir(parents=True)
-    (tmp_path / PCI_DIRECTORY / "10000:e1:00.0").mkdir()
-    devices = read_pci_devices(SysfsTree(tmp_path), ONLINE)
-    assert [(device.name, device.node, device.vendor) for device in devices] == [
-        ("0000:00:00.0", None, ""),
-        ("10000:e1:00.0", None, ""),
-    ]
-
-
-def test_a_hexadecimal_map_of_local_cpus_will_do(tmp_path: Path) -> None:
+def test_any_directory_of_an_address_is_a_device_and_others_are_none(tmp_path: Path) -> None:
+    for name in ("0000:00:00.0", "10000:e1:00.0", "README", "0000:00:00.9"):
+        (tmp_path / PCI_DIRECTORY / name).mkdir(parents=True)
     lay_out(tmp_path, {f"{PCI_DIRECTORY}/0000:00:00.0/local_cpus": "00000000,00000ff0"})
-    (device,) = read_pci_devices(SysfsTree(tmp_path), ONLINE)
-    assert str(device.cpus) == "4-7"
-
-
-def test_other_names_on_the_bus_are_no_devices(tmp_path: Path) -> None:
-    lay_out(tmp_path, {f"{PCI_DIRECTORY}/README/x": "", f"{PCI_DIRECTORY}/0000:00:00.9/x": ""})
-    assert read_pci_devices(SysfsTree(tmp_path), ONLINE) == ()
+    devices = read_pci_devices(SysfsTree(tmp_path), ONLINE)
+    assert [(device.name, device.node, device.vendor, str(device.cpus)) for device in devices] == [
+        ("0000:00:00.0", None, "", "4-7"),
+        ("10000:e1:00.0", None, "", ""),
+    ]
 
 
 def test_a_link_in_a_circle_is_a_device_of_which_nothing_is_known(tmp_path: Path) -> None:

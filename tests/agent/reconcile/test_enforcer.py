@@ -55,15 +55,16 @@ WEB_POD = path_of(WEB)
 FREE = ONLINE - Mask.parse("2-7")
 
 
-def started(tree: EmulatedKernel) -> Enforcer:
+def started() -> tuple[EmulatedKernel, Enforcer]:
     """Admit the mixed pod and a shared one, start their containers, enforce."""
+    tree = kernel()
     enforcer = directories(tree)
     assert enforcer.enforce(target(mixed(), WEB)).ok
     for pid, name in enumerate(("db", "backup", "metrics"), start=1):
         run(tree, f"{POD}/{name}", pid)
     run(tree, f"{WEB_POD}/web", 4)
     assert enforcer.enforce(target(mixed(), WEB)).ok
-    return enforcer
+    return tree, enforcer
 
 
 def shown(tree: CgroupTree, cgroup: str) -> tuple[str, str, str]:
@@ -73,8 +74,7 @@ def shown(tree: CgroupTree, cgroup: str) -> tuple[str, str, str]:
 
 
 def test_running_processes_get_what_the_ledger_says() -> None:
-    tree = kernel()
-    started(tree)
+    tree, _ = started()
     assert tree.allowed(1) == (Mask.parse("2-5"), Mask.of(0))
     assert tree.allowed(2) == tree.allowed(3) == (Mask.parse("6-7"), Mask.of(0))
     assert tree.allowed(4) == (FREE, Mask.parse("0-1"))
@@ -85,8 +85,7 @@ def test_running_processes_get_what_the_ledger_says() -> None:
 
 
 def test_a_pod_that_still_runs_is_confined_to_the_shared_pool_until_it_is_empty() -> None:
-    tree = kernel()
-    enforcer = started(tree)
+    tree, enforcer = started()
     released = enforcer.releaser.pod(mixed())
     assert (released.removed, released.processes) == (False, (1, 2, 3))
     assert "processes live in it (1, 2, 3)" in released.reason
@@ -106,8 +105,7 @@ def test_a_pod_that_still_runs_is_confined_to_the_shared_pool_until_it_is_empty(
 
 
 def test_a_plan_says_what_will_be_written_and_writes_nothing() -> None:
-    tree = kernel()
-    enforcer = started(tree)
+    tree, enforcer = started()
     tree.exit(4)
     own = pod(exclusive("db", "8-9", node=1), uid="newcomer", limit=2000)
     first = pod(on_host("a"), uid="first", qos=QosClass.BURSTABLE)
@@ -139,8 +137,7 @@ def test_what_a_changed_ledger_changes_is_not_drift() -> None:
 
 
 def test_memory_is_migrated_by_a_repair_only() -> None:
-    tree = kernel()
-    enforcer = started(tree)
+    tree, enforcer = started()
     tree.write(POD, "cpuset.mems", "0-1")
     tree.write(f"{POD}/db", "cpuset.mems", "1")
     report = enforcer.enforce(target(mixed(), WEB))
@@ -152,8 +149,7 @@ def test_memory_is_migrated_by_a_repair_only() -> None:
 
 
 def test_a_lost_controller_is_enabled_again_and_the_settings_with_it() -> None:
-    tree = kernel()
-    enforcer = started(tree)
+    tree, enforcer = started()
     for cgroup in (POD, WEB_POD, "kubepods", ""):
         tree.write(cgroup, "cgroup.subtree_control", "-cpuset -cpu")
     aim = target(mixed(), WEB)
@@ -168,8 +164,7 @@ def test_a_lost_controller_is_enabled_again_and_the_settings_with_it() -> None:
 def test_a_set_that_does_not_fit_is_the_difference_of_one_cgroup(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tree = kernel()
-    enforcer = started(tree)
+    tree, enforcer = started()
 
     def too_narrow(*args: object) -> tuple[DesiredCgroup, ...]:
         """Desire less of the pod than of what is in it, which no ledger does."""
@@ -206,8 +201,7 @@ def test_processes_in_a_pods_own_cgroup_lock_no_container_out_and_are_named_once
 
 
 def test_an_unidentified_cgroup_is_kept_off_exclusive_cpus_and_reported() -> None:
-    tree = kernel()
-    enforcer = started(tree)
+    tree, enforcer = started()
     run(tree, f"{POD}/0f3a", 9)
     report = enforcer.enforce(target(mixed(), WEB))
     assert report.ok

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,10 +30,21 @@ from tests.agent.reconcile.pods import (
 )
 from tests.fakes.kernel import Died, quota
 
+if TYPE_CHECKING:
+    from cgroupfs.emulated.kernel import EmulatedKernel
+
 #: What systemd has of a unit without reserved memory and without a limit of tasks.
 UNSET = {"memory.min": "0", "memory.low": "0", "memory.high": "max", "pids.max": "max"}
 SLICE = path_of(mixed(), Driver.SYSTEMD)
 UNIT = SLICE.rpartition("/")[2]
+
+
+def admitted() -> tuple[EmulatedKernel, Enforcer, FakeSystemd]:
+    """Return a host on which the mixed pod has its slice."""
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    enforcer.enforce(target(mixed()))
+    return tree, enforcer, systemd
 
 
 def test_the_pods_cgroup_is_a_slice_and_systemd_knows_its_settings() -> None:
@@ -50,9 +62,7 @@ def test_the_pods_cgroup_is_a_slice_and_systemd_knows_its_settings() -> None:
 
 
 def test_scopes_are_recorded_so_that_systemd_writes_the_same() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree)
-    enforcer.enforce(target(mixed()))
+    tree, enforcer, systemd = admitted()
     scope = systemd.start_scope(SLICE, "backup.scope", 2)
     report = enforcer.enforce(target(mixed()))
     assert report.ok
@@ -77,9 +87,7 @@ def test_a_quota_that_is_not_ours_survives_being_recorded() -> None:
 
 
 def test_what_systemd_reverts_is_reported_so_and_repaired() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree)
-    enforcer.enforce(target(mixed()))
+    tree, enforcer, systemd = admitted()
     systemd.start_scope(SLICE, "db.scope", 1)
     enforcer.enforce(target(mixed()))
     systemd.set_properties("db.scope", [Property("AllowedCPUs", "ay", b"\x0c")])
@@ -92,9 +100,7 @@ def test_what_systemd_reverts_is_reported_so_and_repaired() -> None:
 
 
 def test_plain_directories_in_a_slice_are_not_recorded_in_systemd() -> None:
-    tree = kernel()
-    enforcer, _ = slices(tree)
-    enforcer.enforce(target(mixed()))
+    tree, enforcer, _ = admitted()
     run(tree, f"{SLICE}/db", 1)
     report = enforcer.enforce(target(mixed()))
     assert report.ok
@@ -102,9 +108,7 @@ def test_plain_directories_in_a_slice_are_not_recorded_in_systemd() -> None:
 
 
 def test_a_slice_with_processes_is_never_stopped() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree)
-    enforcer.enforce(target(mixed()))
+    tree, enforcer, systemd = admitted()
     systemd.start_scope(SLICE, "db.scope", 1)
     released = enforcer.releaser.pod(mixed())
     assert (released.removed, released.processes) == (False, (1,))
@@ -114,9 +118,7 @@ def test_a_slice_with_processes_is_never_stopped() -> None:
 
 
 def test_a_slices_directory_that_systemd_has_forgotten_is_removed() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree)
-    enforcer.enforce(target(mixed()))
+    tree, enforcer, systemd = admitted()
     del systemd.active[UNIT]
     assert enforcer.releaser.pod(mixed()).removed
     assert not tree.exists(SLICE)
@@ -132,9 +134,7 @@ def test_without_a_bus_the_start_fails_in_one_line() -> None:
 
 
 def test_a_bus_that_breaks_later_costs_the_record_and_not_the_settings() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree)
-    enforcer.enforce(target(mixed()))
+    tree, enforcer, systemd = admitted()
     systemd.start_scope(SLICE, "db.scope", 1)
     systemd.broken = True
     report = enforcer.enforce(target(mixed()))
