@@ -183,9 +183,12 @@ def test_a_pod_whose_slice_was_confined_before_its_admission_is_not_asked_about_
     start_pod(systemd, cgroup)
     assert enforcer.enforce(target()).ok
     asked, ask, unit = list[str](), systemd.unit_properties, cgroup.rpartition("/")[2]
-    monkeypatch.setattr(
-        systemd, "unit_properties", lambda of, *names: (asked.append(of), ask(of, *names))[1]
-    )
+
+    def noted(of: str, *names: str) -> tuple[object, ...]:
+        asked.append(of)
+        return ask(of, *names)
+
+    monkeypatch.setattr(systemd, "unit_properties", noted)
     systemd.calls.clear()
     assert enforcer.enforce_change(target(mixed()), mixed().uid).ok
     assert (unit in asked, systemd.calls.count(("set", unit))) == (False, 1)
