@@ -3,6 +3,11 @@
 A write that succeeds may have no effect, so after every write the file and its `.effective` are
 read back (`cgroupfs.plan` says why). Nothing is raised for what the kernel rejects; every write has
 a `WriteOutcome`, so that the caller can report all of them and decide.
+
+A file can be written only where its controller is enabled. A cgroup has a controller's files when
+its parent lists it in `cgroup.subtree_control`, and the parent may list it only when it has it
+itself (`cgroup.controllers`; Documentation/admin-guide/cgroup-v2.rst, "Enabling and Disabling").
+`lacking` returns which cgroups along a path lack controllers, `enable` enables them.
 """
 
 from __future__ import annotations
@@ -198,14 +203,6 @@ _REMEDIES: Final = {
     errno.ENOMEM: "the kernel has no memory for it; free some and try again",
     errno.EIO: "the kernel took only a part of the value; read it back and try again",
 }
-
-
-# --- controllers ----------------------------------------------------------------------------------
-# Controllers along a path: which cgroups have `cpuset` and `cpu`, which lack them, enabling them.
-#
-# A cgroup has a controller's files when its parent lists it in `cgroup.subtree_control`, and the
-# parent may list it only when it has it itself (`cgroup.controllers`;
-# Documentation/admin-guide/cgroup-v2.rst, "Enabling and Disabling").
 
 CPUSET: Final = KernelController.CPUSET.value
 HUGETLB: Final = KernelController.HUGETLB.value

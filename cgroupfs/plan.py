@@ -17,7 +17,14 @@ all, when no sibling has their CPUs: up to Linux 6.19 one that lists them makes 
 All other values are written in the third stage. A limit below the current use is withheld, since
 the kernel would kill processes for it.
 
-`cgroupfs.plan` decides the order within one cpuset file.
+Within one cpuset file two rules are true after every single write if they were true before the
+first:
+
+- a cgroup with a set of its own stays inside its parent's, so the kernel never falls back;
+- no cgroup gains a CPU that another cgroup still uses and is about to lose.
+
+One case has no such order: sets that are exchanged in a circle, each disjoint from its former set,
+overlap for one write, because the kernel has neither transactions nor an empty set.
 """
 
 from __future__ import annotations
@@ -46,18 +53,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cgroupfs.state import CgroupState
-
-
-# --- ordering -------------------------------------------------------------------------------------
-# The order in which the sets of a tree of cgroups are written, safe after every write.
-#
-# Two rules are true after every single step if they were true before the first:
-#
-# - a cgroup with a set of its own stays inside its parent's, so the kernel never falls back;
-# - no cgroup gains a CPU that another cgroup still uses and is about to lose.
-#
-# One case has no such order: sets that are exchanged in a circle, each disjoint from its former
-# set, overlap for one write, because the kernel has neither transactions nor an empty set.
 
 
 class WriteStage(IntEnum):
@@ -199,8 +194,6 @@ def _above_waits(node: OrderedCgroup, waiting: Mapping[str, OrderedCgroup]) -> b
         above = above.above
     return False
 
-
-# --- plan -----------------------------------------------------------------------------------------
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _EMPTY_SET: Final = "{} of {} must not be empty: the kernel would use the parent's"

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 #: What an unset limit shows (cgroup-v2.rst, "Interface Files").
 NO_LIMIT: Final = "max"
 
-# --- controllers ----------------------------------------------------------------------------------
-
 
 class KernelController(StrEnum):
     """A controller of the kernel whose files the agent writes: an item of `agent.enforce`."""
@@ -84,9 +82,6 @@ class KernelController(StrEnum):
         return row
 
 
-# --- sets -----------------------------------------------------------------------------------------
-
-
 class SetFile(Struct, frozen=True):
     """A set of CPUs or memory nodes: its file, that of the set in effect, systemd's property."""
 
@@ -103,9 +98,6 @@ SETS: Final = (
 )
 #: The file of the set in effect, by the file of the set.
 EFFECTIVE: Final = {row.file: row.effective for row in SETS}
-
-
-# --- values ---------------------------------------------------------------------------------------
 
 
 class ValueFile(Struct, frozen=True):

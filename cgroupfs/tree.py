@@ -3,6 +3,9 @@
 A cgroup path is a POSIX path relative to the root, `""` is the root itself. Methods raise `OSError`
 exactly as the kernel rejects: a `CgroupTree` adds no opinion of its own, so the emulated tree
 (`cgroupfs.emulated`) and the kernel's can stand in for each other.
+
+`check_root` and `check_usable` say in one line why a directory is no cgroup v2 mount that can be
+written; paths are opened so that they cannot leave the root: openat2(2), or a walk without it.
 """
 
 from __future__ import annotations
@@ -20,10 +23,6 @@ from cgroupfs.errors import CgroupPathError, CgroupRootError, TreeLockedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
-
-
-# --- beneath --------------------------------------------------------------------------------------
-# Opening paths that cannot leave a directory: openat2(2), or a walk where it is missing.
 
 _SYS_OPENAT2: Final = 437  # the same number on every architecture (added after unification)
 _RESOLVE_NO_MAGICLINKS: Final = 0x02
@@ -100,9 +99,6 @@ def open_by_walk(root_fd: int, path: str, flags: int) -> int:
             os.close(directory)
 
 
-# --- mount ----------------------------------------------------------------------------------------
-# Is this directory a cgroup v2 mount that can be written? One line says why not.
-
 #: statfs(2) f_type of cgroup2 (CGROUP2_SUPER_MAGIC in linux/magic.h).
 CGROUP2_MAGIC: Final = 0x63677270
 #: What this project cannot do without, see `cgroupfs.apply`.
@@ -176,8 +172,6 @@ def _magic(root: Path) -> int:
         raise OSError(number, os.strerror(number), str(root))
     return ctypes.c_long.from_buffer(buffer).value
 
-
-# --- tree -----------------------------------------------------------------------------------------
 
 _NAME_MAX: Final = 255
 

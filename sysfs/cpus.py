@@ -1,4 +1,7 @@
-"""Which CPUs there are: present, online, isolated, without a tick, and of which kind."""
+"""Which CPUs there are: present, online, isolated, without a tick, of which kind, and in groups.
+
+CPUs of a group share something: a core, a cluster, a die, a package, a last-level cache.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from sysfs.files import SysfsTree
-
-
-# --- siblings -------------------------------------------------------------------------------------
-# Groups of CPUs that share something: a core, a cluster, a die, a package, a last-level cache.
 
 CPU_DIRECTORY: Final = "sys/devices/system/cpu"
 
@@ -345,8 +344,6 @@ def _uncore_index(tree: SysfsTree, directory: str) -> int | None:
 def _is_uncore(tree: SysfsTree, directory: str, index: int) -> bool:
     return tree.find_integer(f"{directory}/index{index}/level") == UNCORE_LEVEL
 
-
-# --- cpus -----------------------------------------------------------------------------------------
 
 #: PMUs of hybrid x86 processors, each with the list of its cores (kernel 5.13 and later).
 HYBRID_PMUS: Final = (

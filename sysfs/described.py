@@ -1,4 +1,7 @@
-"""Laying out a described host as a tree that discovery reads back."""
+"""Describing hosts without having them, and laying them out as trees that discovery reads back.
+
+`regular_host` describes a regular machine, and `with_...` what makes one irregular.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sysfs.host import CoreKind, Device
-
-
-# --- shapes ---------------------------------------------------------------------------------------
-# Describing hosts without having them: regular machines, and what makes them irregular.
 
 SAME_NODE: Final = 10
 SAME_PACKAGE: Final = 12
@@ -189,8 +188,6 @@ def _extended(row: Mapping[int, int], added: Iterable[int]) -> Mapping[int, int]
 def _far_row(node: int, nodes: Iterable[int]) -> Mapping[int, int]:
     return MappingProxyType({other: SAME_NODE if other == node else MEMORY_ONLY for other in nodes})
 
-
-# --- tree -----------------------------------------------------------------------------------------
 
 _KIB = 1024
 

@@ -1,6 +1,7 @@
 """PCI devices and network interfaces, and where they are attached.
 
-Interfaces are those of netlink and of `sys/class/net`.
+Interfaces are those of netlink and of `sys/class/net`. `read_functions` returns what drivers make
+of the devices: interfaces, virtual functions, nodes in `/dev`.
 """
 
 from __future__ import annotations
@@ -158,9 +159,6 @@ def _pci_address(place: str) -> str:
     parts = (part for part in reversed(place.split("/")) if ADDRESS.fullmatch(part))
     return next(parts, "")
 
-
-# --- functions ------------------------------------------------------------------------------------
-# What drivers make of the devices of a host: interfaces, virtual functions, nodes in `/dev`.
 
 BLOCK_DIRECTORY: Final = "sys/class/block"
 GENERIC_DIRECTORY: Final = "sys/class/nvme-generic"

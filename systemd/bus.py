@@ -2,6 +2,9 @@
 
 systemd answers a property change with success even when the kernel rejects the value (seen with
 systemd 257: AllowedCPUs=100 gives no error), so callers read the cgroup's files back.
+
+`ensure`, `update` and `stop` are for slices. Properties are set only on slices that run: on one
+that does not, systemd leaves a drop-in file and a cgroup that nothing removes.
 """
 
 from __future__ import annotations
@@ -431,12 +434,6 @@ class Breaker:
     unit_properties = _guarded(Systemd.unit_properties)
     properties_of = _guarded(Systemd.properties_of)
     set_properties_of = _guarded(Systemd.set_properties_of)
-
-
-# --- slices ---------------------------------------------------------------------------------------
-# The record with systemd comes first, then the cgroup's files, then reading them back: this is the
-# first part only. Properties are set only on slices that run: on one that does not, systemd leaves
-# a drop-in file and a cgroup that nothing removes.
 
 
 def ensure(systemd: Systemd, name: str, properties: Sequence[Property], *, about: str = "") -> bool:

@@ -1,8 +1,12 @@
-"""Resource properties of units as D-Bus values (org.freedesktop.systemd1(5)).
+"""Names of units, their resource properties as D-Bus values, and what can go wrong with them.
 
-Times are microseconds. systemd keeps properties in drop-in files, where a CPU quota is a whole
-percentage of one CPU: a finer value is applied as given, but rounded down at the next
-daemon-reload. So a quota is rounded up to whole percents here, never tighter than asked.
+The properties are those of org.freedesktop.systemd1(5), times are microseconds. systemd keeps
+properties in drop-in files, where a CPU quota is a whole percentage of one CPU: a finer value is
+applied as given, but rounded down at the next daemon-reload. So a quota is rounded up to whole
+percents here, never tighter than asked.
+
+The rules of names, and where a slice's cgroup is, are those of systemd.unit(5). A D-Bus error keeps
+its name (`org.freedesktop.systemd1.NoSuchUnit`), so that a caller can distinguish rejections.
 """
 
 from __future__ import annotations
@@ -13,12 +17,6 @@ from typing import Final
 from msgspec import Struct
 
 from sysfs.mask import Mask
-
-# --- errors ---------------------------------------------------------------------------------------
-# What can go wrong with systemd: its bus, its units, their names.
-#
-# A D-Bus error keeps its name (`org.freedesktop.systemd1.NoSuchUnit`), so that a caller can
-# distinguish rejections.
 
 
 class SystemdError(Exception):
@@ -94,9 +92,6 @@ class ProtocolError(SystemdError):
         super().__init__(f"systemd answered {what} with {answer!r}, which was not expected")
 
 
-# --- escape ---------------------------------------------------------------------------------------
-# Unit names: their rules, and where a slice's cgroup is (systemd.unit(5)).
-
 UNIT_NAME_MAX: Final = 255
 _TYPES: Final = frozenset(
     {
@@ -160,8 +155,6 @@ def cgroup_component(unit: str) -> str:
     collides = unit in _KERNEL_FILES or unit.startswith(("_", ".", *_KERNEL_PREFIXES))
     return f"_{unit}" if collides else unit
 
-
-# --- properties -----------------------------------------------------------------------------------
 
 #: `t` values: no limit, or not set.
 INFINITY: Final = (1 << 64) - 1

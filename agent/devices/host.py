@@ -20,8 +20,9 @@ from agent.managers.policy import PluginDevice
 from agent.progress import uncancelled
 from sysfs.devices import Functions, read_functions
 from sysfs.files import SysfsTree
-from sysfs.links import read_live_links, watch_devices, watch_links
+from sysfs.links import read_live_links, watch_links
 from sysfs.mask import EMPTY, Mask
+from sysfs.uevents import watch_devices
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping

@@ -19,8 +19,7 @@ cause (`cgroupfs.writers`). The rules, first match wins:
 5. anything else: `unknown`.
 
 Where the kubelet makes the cgroups, quotas that it writes itself or has the runtime write are its
-normal work (`agent.reconcile.diff`): `kubelet`, which is not drift, as `inherited` is not: what
-changed is a cgroup above.
+normal work: `kubelet`, which is not drift, as `inherited` is not: what changed is a cgroup above.
 """
 
 from __future__ import annotations
@@ -226,9 +225,6 @@ def _missing(item: DesiredCgroup) -> Difference:
     path = item.setting.cgroup
     detail = f"/{path} does not exist; it was removed, or never created"
     return Difference(path, detail, Cause.UNKNOWN, item.pod, item.container, GONE)
-
-
-# --- causes ---------------------------------------------------------------------------------------
 
 
 def assess(
@@ -444,16 +440,6 @@ def by_the_kubelet(difference: Difference, role: Role, systemd: WriterRecord | N
     return replace(difference, cause=Cause.KUBELET, detail=detail)
 
 
-# --- beside kubelet -------------------------------------------------------------------------------
-# What is left to the kubelet, where it makes the cgroups of the pods.
-#
-# The kubelet with its own managers off writes no cpuset of a pod or container. It writes weights
-# and memory limits, the quotas of pods, and, at its start, all CPUs into the cgroup of all pods;
-# the container runtime writes the quotas of containers (tried with kubelet v1.36.2). So the agent
-# writes sets everywhere but there. Quotas are the agent's in pods with exclusive CPUs, which
-# KEP-5526 frees from throttling ("Interaction with CPU Quota Management"), and the kubelet's in all
-# others.
-
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -467,6 +453,13 @@ def without_the_kubelets(
 
     `pods` are the located pods by uid, `known` is what was made before. The cgroup of all pods is
     left out, and so are pods whose cgroup the kubelet has not made yet or has removed already.
+
+    The kubelet with its own managers off writes no cpuset of a pod or container. It writes weights
+    and memory limits, the quotas of pods, and, at its start, all CPUs into the cgroup of all pods;
+    the container runtime writes the quotas of containers (tried with kubelet v1.36.2). So the agent
+    writes sets everywhere but there. Quotas are the agent's in pods with exclusive CPUs, which
+    KEP-5526 frees from throttling ("Interaction with CPU Quota Management"), and the kubelet's in
+    all others.
     """
     known = known or KnownChanges()
     known.keep(allocations)

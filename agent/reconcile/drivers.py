@@ -1,4 +1,7 @@
-"""How pod cgroups are created, recorded and removed: one class for each driver."""
+"""How pod cgroups are created, recorded and removed: one class for each driver.
+
+A record is the resource properties of a unit: what systemd has on record, and what it should have.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +59,6 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
     from systemd.bus import Systemd
     from systemd.units import Property
-
-
-# --- unit record ----------------------------------------------------------------------------------
-# The resource properties of a unit: what systemd has on record, and what it should have.
 
 _SUFFIXES: Final = (".slice", ".scope", ".service")
 _PERIOD: Final = "CPUQuotaPeriodUSec"
@@ -199,8 +198,6 @@ def record_of(item: DesiredCgroup, state: CgroupState, *, whole: bool = True) ->
     }
     return WriterRecord(cpus, mems, kept | desired)
 
-
-# --- pod cgroups ----------------------------------------------------------------------------------
 
 _Asked = TypeVar("_Asked")
 _Answer = TypeVar("_Answer")

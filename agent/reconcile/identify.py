@@ -18,6 +18,8 @@ directly in a pod's cgroup is identified as, in this order:
 
 A sandbox (pause) keeps a pod's namespaces open and does no work. It has no part in the allocation:
 it gets the safe default, never a container's own CPUs, and is not reported.
+
+`seen_pods` returns what runs in the pods' cgroups as the kernel shows it, in the ledger or not.
 """
 
 from __future__ import annotations
@@ -501,9 +503,6 @@ def _orphaned(
             if path not in known and layout.parse_pod(path) is not None:
                 yield OrphanedCgroup(path, containers(tree, path))
 
-
-# --- running pods ---------------------------------------------------------------------------------
-# What runs in the pods' cgroups, as the kernel shows it, in the ledger or not.
 
 _QOS: Final = {tier: QosClass(str(tier)) for tier in Tier if tier is not Tier.SHARED} | {
     Tier.SHARED: QosClass.GUARANTEED

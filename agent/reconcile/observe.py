@@ -298,17 +298,16 @@ def still_resting(observed: Observation, resting: Mapping[str, Setting]) -> Mapp
     return {path: setting for path, setting in resting.items() if desired.get(path) == setting}
 
 
-# --- cache ----------------------------------------------------------------------------------------
-# What an enforcer remembers between two observations, by pod uid ("" for cgroups of no pod).
-#
-# The cache saves work, and distinguishes drift from settings that are new. The result of an
-# enforcement does not depend on it.
-
 _Value = TypeVar("_Value")
 
 
 class ObservationCache:
-    """The settings last written to the kernel, and the properties last recorded in systemd."""
+    """What an enforcer remembers between two observations, by pod uid ("" for cgroups of no pod).
+
+    These are the settings last written to the kernel, and the properties last recorded in systemd.
+    The cache saves work, and distinguishes drift from settings that are new. The result of an
+    enforcement does not depend on it.
+    """
 
     def __init__(self) -> None:
         self._asked: dict[str, dict[str, DesiredCgroup]] = {}

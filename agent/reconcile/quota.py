@@ -1,17 +1,30 @@
-"""What `cpu.max` the cgroups of a pod get.
+"""What the files of one value of the cgroups of pods get: quotas, weights and limits.
 
-The arithmetic is the kubelet's (pkg/kubelet/cm/helpers_linux.go, MilliCPUToQuota): a limit of m
-millicores is m * 100 microseconds in each 100,000, at least 1,000. Which cgroup is limited follows
-KEP-5526: a container with exclusive CPUs has no quota and is throttled by no cgroup above it
-("Interaction with CPU Quota Management"), and all containers of a pod with a budget together stay
-within it ("Container Scope"; kubernetes.io, "Resource managers"). So what the others of such a pod
-may use is what the exclusive CPUs leave of the budget:
+The arithmetic of `cpu.max` is the kubelet's (pkg/kubelet/cm/helpers_linux.go, MilliCPUToQuota): a
+limit of m millicores is m * 100 microseconds in each 100,000, at least 1,000. Which cgroup is
+limited follows KEP-5526: a container with exclusive CPUs has no quota and is throttled by no cgroup
+above it ("Interaction with CPU Quota Management"), and all containers of a pod with a budget
+together stay within it ("Container Scope"; kubernetes.io, "Resource managers"). So what the others
+of such a pod may use is what the exclusive CPUs leave of the budget:
 
 - in pod scope they run in the pod's shared pool, which has as many CPUs as are left;
 - elsewhere each has a quota of its own, and these quotas add up to no more than what is left.
 
 The limit of a pod (`PodAllocation.cpu`) is the kubelet's (ResourceConfigForPod): the one stated for
 the pod, else the sum over its containers, and none as soon as one of these has no limit.
+
+Without a kubelet no other process sets the other files on the cgroups of pods. The rules are the
+kubelet's (pkg/kubelet/cm, ResourceConfigForPod and qos_container_manager_linux.go): a weight
+follows the CPU request, that of the cgroup of a QoS class the requests of its pods; memory is
+limited where the pod or all of its containers state a limit; and huge pages are limited to what the
+pod requests, to 0 for every other size. A container's own limit is written where its runtime set
+none. The cgroup of all pods is limited to what is allocatable, of processes too
+(getNodeAllocatableInternalAbsolute: hard eviction thresholds are not taken off).
+
+Memory QoS (KEP-2570, "Mapping Rules"): what a Guaranteed pod requests is reserved by memory.min,
+what a Burstable one requests by memory.low, of pods, of their containers, and in sum of all
+cgroups above them. Containers of other pods than Guaranteed ones are slowed down from memory.high
+on.
 """
 
 from __future__ import annotations
@@ -57,23 +70,6 @@ if TYPE_CHECKING:
     from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.reconcile.target import PodClasses
     from sysfs.mask import Mask
-
-
-# --- limits ---------------------------------------------------------------------------------------
-# What the files of one value of the cgroups of pods get.
-#
-# Without a kubelet no other process sets them on the cgroups of pods. The rules are the kubelet's
-# (pkg/kubelet/cm, ResourceConfigForPod and qos_container_manager_linux.go): a weight follows the
-# CPU request, that of the cgroup of a QoS class the requests of its pods; memory is limited where
-# the pod or all of its containers state a limit; and huge pages are limited to what the pod
-# requests, to 0 for every other size. A container's own limit is written where its runtime set
-# none. The cgroup of all pods is limited to what is allocatable, of processes too
-# (getNodeAllocatableInternalAbsolute: hard eviction thresholds are not taken off).
-#
-# Memory QoS (KEP-2570, "Mapping Rules"): what a Guaranteed pod requests is reserved by memory.min,
-# what a Burstable one requests by memory.low, of pods, of their containers, and in sum of all
-# cgroups above them. Containers of other pods than Guaranteed ones are slowed down from memory.high
-# on.
 
 #: cgroup v1's shares and what they become in v2: the kubelet still computes in shares
 #: (MilliCPUToShares and getCPUWeight in pkg/kubelet/cm).
@@ -323,8 +319,6 @@ def _limits(stated: Mapping[str, int], enforced: EnforcedControllers) -> dict[st
     return limits
 
 
-# --- quota ----------------------------------------------------------------------------------------
-
 #: The least that the kernel takes as a quota, in millicores.
 _LEAST: Final = MIN_QUOTA_US * _MILLIS_PER_CPU // DEFAULT_PERIOD_US
 #: What each container gets before any is raised to its limit, as far as there is enough, in
@@ -445,9 +439,6 @@ def _by_own_limit(
     return quotas
 
 
-# --- the phases of a pod's life -----------------------------------------------------------------
-
-
 def _phases(pod: PodAllocation, limit: int) -> tuple[_Phase, ...]:
     """Return the phase of a started pod, then those of its standard init containers."""
     running = [c for c in pod.containers if c.kind is not ContainerKind.INIT]
@@ -493,9 +484,6 @@ def _millis(bits: int) -> int:
 
 def _request(container: ContainerAllocation) -> int:
     return max(container.cpu.request_millis or 0, _LEAST)
-
-
-# --- dividing what exclusive CPUs leave ---------------------------------------------------------
 
 
 def _divided(phases: Sequence[_Phase]) -> dict[str, int]:
@@ -571,12 +559,8 @@ def _always_leave_room(phases: Sequence[_Phase], caps: Mapping[str, int], limit:
     return all(use + use // _SPARE <= limit for use in uses)
 
 
-# --- container ------------------------------------------------------------------------------------
-# The settings that the cgroup of one container should have.
-
-
 class ContainerSettings(Struct, frozen=True):
-    """CPUs, memory nodes and quota; None leaves a setting as it is.
+    """CPUs, memory nodes and quota of one container's cgroup; None leaves a setting as it is.
 
     `exclusive`: the CPUs are out of the node's shared pool.
     """

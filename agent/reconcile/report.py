@@ -1,4 +1,4 @@
-"""The results of enforcing or comparing, by cgroup."""
+"""The results of enforcing or comparing, by cgroup, and the errors of starting and binding."""
 
 from __future__ import annotations
 
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from cgroupfs.state import CgroupState
 
 
-# --- errors ---------------------------------------------------------------------------------------
-# Errors of starting enforcement and of binding a container.
-
-
 class EnforcementError(Exception):
     """Base of this package's errors."""
 
@@ -42,9 +38,6 @@ class BindingError(EnforcementError):
 
     def __init__(self, asked: str, found: str, remedy: str) -> None:
         super().__init__(f"cannot bind {asked}: {found}; {remedy}")
-
-
-# --- report ---------------------------------------------------------------------------------------
 
 
 class WriteRecord(Struct, frozen=True):

@@ -1,4 +1,8 @@
-"""Which part of the cgroup tree has to be observed for one change.
+"""What the kernel should enforce, and which part of it has to be observed for one change.
+
+`Desired` is what should be enforced, `usable` what of a ledger the host can enforce now, and
+`scope_of` returns which pods a change affects; `PodClasses` are the pods by their QoS class, as far
+as the cgroups of the classes depend on them.
 
 Observing all cgroups costs time in proportion to the containers of the host, while most changes
 concern one pod. Cgroups that are left out are not compared, so no CPU that a change gives to a pod
@@ -55,10 +59,6 @@ if TYPE_CHECKING:
     from agent.managers.ledger import Ledger
     from sysfs.host import Host, WithheldCpus
     from sysfs.mask import Mask
-
-
-# --- classes --------------------------------------------------------------------------------------
-# The pods of a ledger by their QoS class, as far as the cgroups of the classes depend on them.
 
 
 class Requested(Struct, frozen=True):
@@ -144,20 +144,17 @@ def _shares(pod: PodAllocation) -> bool:
     return _is_guaranteed(pod) and not pod.exclusive_cpus
 
 
-# --- usable ---------------------------------------------------------------------------------------
-# What of a ledger the host can enforce now: CPUs that pods can have, memory nodes that exist.
-#
-# The kernel runs a cgroup none of whose CPUs it may use on its parent's CPUs, which other pods use
-# too. So a container that lost all of its CPUs, offline or withheld, runs on what is left of its
-# pod's budget, or in the node's shared pool, until the CPUs are back. The allocations themselves do
-# not change. Offline CPUs stay in a set that has others, so that they come back by themselves;
-# withheld ones do not: another cgroup's partition is made only of CPUs that no set beside it lists.
-
-
 def usable(ledger: Ledger, host: Host, known: Ledger | None = None) -> Ledger:
     """Return a ledger as the host can enforce it; the same object when nothing is missing.
 
     `known` is a ledger that this host can enforce in full: its allocations are not checked again.
+
+    The kernel runs a cgroup none of whose CPUs it may use on its parent's CPUs, which other pods
+    use too. So a container that lost all of its CPUs, offline or withheld, runs on what is left of
+    its pod's budget, or in the node's shared pool, until the CPUs are back. The allocations
+    themselves do not change. Offline CPUs stay in a set that has others, so that they come back by
+    themselves; withheld ones do not: another cgroup's partition is made only of CPUs that no set
+    beside it lists.
     """
     # The kernel rejects a cpuset.mems that names a node without memory.
     nodes = host.nodes_with_memory
@@ -240,10 +237,6 @@ def _present(blocks: Iterable[MemoryBlock], nodes: Mask) -> tuple[MemoryBlock, .
     return tuple(block for block in left if block.nodes)
 
 
-# --- state ----------------------------------------------------------------------------------------
-# What the kernel should enforce, independent of the cgroups that exist.
-
-
 class Desired(Struct, frozen=True):
     """What the kernel should enforce: allocations, the node's shared pool, explicit bindings.
 
@@ -257,9 +250,6 @@ class Desired(Struct, frozen=True):
     bindings: Bindings = NO_BINDINGS
     capacity: Mapping[str, int] = MappingProxyType({})
     lacking: Mapping[str, str] = MappingProxyType({})
-
-
-# --- affected -------------------------------------------------------------------------------------
 
 
 class AffectedPods(Struct, frozen=True):

@@ -25,7 +25,7 @@ from structlog.stdlib import ProcessorFormatter
 
 from agent.managers.sharing import shares, unused_budget
 from sysfs.mask import EMPTY
-from systemd.notify import JournalError
+from systemd.journal import JournalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.managers.sharing import Share
     from sysfs.mask import Mask
-    from systemd.notify import Journal
+    from systemd.journal import Journal
 
 
 #: The fields of an entry, by the key of the log event that they are made of.

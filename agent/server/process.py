@@ -16,7 +16,7 @@ from agent.server import log as logs
 from agent.server.memory import settle_memory
 from agent.server.service_manager import ServiceManager
 from agent.server.wiring import Wiring
-from systemd.notify import Journal, is_journal
+from systemd.journal import Journal, is_journal
 
 if TYPE_CHECKING:
     from agent.api.documents import ConfigurationDocument

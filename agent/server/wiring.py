@@ -60,7 +60,7 @@ from agent.state.store import Store
 from cgroupfs.names import Driver, Layout, Tier
 from cgroupfs.writers import CgroupWriters, Fanotify
 from sysfs.discover import discover
-from sysfs.links import watch_hotplug
+from sysfs.uevents import watch_hotplug
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping

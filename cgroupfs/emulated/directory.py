@@ -131,8 +131,6 @@ class DirectoryTree:
         self._kernel.set_online(cpus)
         self._show()
 
-    # --- files to model ---------------------------------------------------------------------
-
     def _load(self) -> None:
         online = (self.root / "cpuset.cpus.effective").read_text()
         self._kernel.set_online(Mask.parse(online) or self._kernel.root.cpus)
@@ -261,8 +259,6 @@ class DirectoryTree:
             with os.scandir(directory) as entries:
                 names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
             waiting.extend((join(path, name), directory / name) for name in names)
-
-    # --- model to files ---------------------------------------------------------------------
 
     def _changed(self, *paths: str, files: Sequence[str] = (), split: bool = False) -> None:
         """Write out what an operation on `files` of cgroups changed, here and elsewhere.

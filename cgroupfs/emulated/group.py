@@ -1,4 +1,9 @@
-"""One emulated cgroup: what was written to it and what is in effect."""
+"""One emulated cgroup: what was written to it and what is in effect.
+
+The cpuset rules are those of kernel/cgroup/cpuset.c: effective sets and partitions, and the
+kernel's errors for lists that it rejects. The root group describes the host: `cpus` are the online
+CPUs, `exclusive` all possible ones, `mems` the nodes with memory.
+"""
 
 from __future__ import annotations
 
@@ -166,12 +171,6 @@ class Group(Struct, eq=False):
         return self.valid_domain and not busy_below and self.subtree <= THREADED
 
 
-# --- cpuset ---------------------------------------------------------------------------------------
-# The cpuset rules: effective sets and partitions (kernel/cgroup/cpuset.c).
-#
-# The root group describes the host: `cpus` are the online CPUs, `exclusive` all possible ones,
-# `mems` the nodes with memory.
-
 ISOLATED: Final = "isolated"
 _NOT_EXCLUSIVE: Final = "Cpu list in cpuset.cpus not exclusive"
 _NOT_PARTITION: Final = "Parent is not a partition root"
@@ -295,9 +294,6 @@ def _partition_above(group: Group, root: Group) -> Group:
         above = _above(above)
     return above
 
-
-# --- lists ----------------------------------------------------------------------------------------
-# Parsing lists of CPUs and nodes, with the kernel's errors for what it rejects.
 
 #: CONFIG_NODES_SHIFT=10: what a list of nodes may name before it is out of range.
 MAX_NODES: Final = 1024

@@ -2,7 +2,8 @@
 
 Modelled are cpuset (with its silent fallback, hotplug and partitions), the files of one value
 (`cgroupfs.settings`), the rules of `cgroup.subtree_control` and of moving processes, and the errors
-of all of them. Other controllers can be enabled but have no files.
+of all of them. Other controllers can be enabled but have no files. What each file shows and what
+writing to it does is a `File`.
 """
 
 from __future__ import annotations
@@ -85,8 +86,6 @@ class EmulatedKernel:
         self._locked = False
         self._settle()
 
-    # --- the tree ---------------------------------------------------------------------------
-
     def read(self, path: str, file: str) -> str:
         group = self._group(path)
         return self._file(group, path, file).show(self, group)
@@ -164,8 +163,6 @@ class EmulatedKernel:
             raise TreeLockedError(Path("/"), None)
         return _Lock(self)
 
-    # --- the world around the tree ----------------------------------------------------------
-
     def spawn(self, path: str, pid: int) -> None:
         """Start a process in a cgroup, under the rules of moving one there."""
         if pid in self._homes:
@@ -199,8 +196,6 @@ class EmulatedKernel:
         """Take CPUs offline or back: exactly `cpus` are up afterwards."""
         self.root.cpus = cpus
         self._settle()
-
-    # --- for the files ----------------------------------------------------------------------
 
     @property
     def partitioned(self) -> bool:
@@ -290,8 +285,6 @@ class EmulatedKernel:
         else:
             cpuset.settle(self.root)
 
-    # --- lookup -----------------------------------------------------------------------------
-
     def home(self, pid: int) -> Group | None:
         """Return the cgroup that a process lives in, None for one that does not run."""
         return self._homes.get(pid)
@@ -338,9 +331,6 @@ class EmulatedKernel:
         error.filename = path
         return error
 
-
-# --- files ----------------------------------------------------------------------------------------
-# The files of an emulated cgroup: what each shows, and what writing to it does.
 
 _PID_MAX: Final = 1 << 22
 

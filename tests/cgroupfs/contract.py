@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from cgroupfs.apply import HUGETLB, enable
-from cgroupfs.settings import limit_text
+from cgroupfs.settings import EXCLUSIVE, PARTITION, limit_text
 from cgroupfs.tree import CgroupTree, KernelTree, join
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 class Lab(Protocol):
@@ -144,7 +144,7 @@ class KernelLab:
         self.tree.mkdir(self.top)
         self.tree.write(self.top, "cpuset.cpus", "1-3")
         for word in ("root", "member"):
-            self.tree.write(self.top, "cpuset.cpus.partition", word)
+            self.tree.write(self.top, PARTITION, word)
         self.tree.rmdir(self.top)
 
 
@@ -163,12 +163,21 @@ def remove(tree: CgroupTree, path: str) -> None:
 
 
 def make(lab: Lab, name: str, **settings: str) -> str:
-    """Create a cgroup under the lab's top with the given cpuset.cpus, cpuset.mems, cpu.max."""
+    """Create a cgroup under the lab's top with `cpus`, `mems`, `max` and what it `passes` on."""
     path = join(lab.top, name)
     lab.tree.mkdir(path)
     for key, value in settings.items():
-        lab.tree.write(path, "cpu.max" if key == "max" else f"cpuset.{key}", value)
+        file = {"max": "cpu.max", "passes": "cgroup.subtree_control"}.get(key, f"cpuset.{key}")
+        lab.tree.write(path, file, value)
     return path
+
+
+def divide(lab: Lab, exclusive: Mapping[str, str], word: str) -> None:
+    """Make partitions, the outer first, which have these of the CPUs of the lab's top."""
+    for path, cpus in ({lab.top: next(iter(exclusive.values()))} | dict(exclusive)).items():
+        lab.tree.write(path, EXCLUSIVE, cpus)
+    for path in exclusive:
+        lab.tree.write(path, PARTITION, word)
 
 
 def make_limited(lab: Lab, name: str) -> str:
@@ -193,8 +202,6 @@ def rejected(lab: Lab, path: str, file: str, value: str) -> int:
 class Contract:
     """The tests; a subclass provides the fixture `lab`."""
 
-    # --- cpuset -----------------------------------------------------------------------------
-
     def test_a_new_cgroup_has_no_set_and_uses_its_parents(self, lab: Lab) -> None:
         path = make(lab, "pod")
         assert shown(lab, path, "cpuset.cpus") == ""
@@ -215,32 +222,24 @@ class Contract:
         lab.tree.write(path, "cpuset.cpus", "2")
         assert lab.allowed(pid)[0] == Mask.of(2)
 
-    def test_a_child_outside_its_parent_silently_gets_the_parents_cpus(self, lab: Lab) -> None:
-        pod = make(lab, "pod", cpus="2-3")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
-        child = make(lab, "pod/app", cpus="0-1")
-        assert shown(lab, child, "cpuset.cpus") == "0-1"
-        assert shown(lab, child, "cpuset.cpus.effective") == "2-3"
-
-    def test_a_child_partly_outside_gets_what_is_left(self, lab: Lab) -> None:
-        pod = make(lab, "pod", cpus="1-2")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
-        child = make(lab, "pod/app", cpus="2-3")
-        assert shown(lab, child, "cpuset.cpus.effective") == "2"
-
-    def test_widening_the_parent_brings_the_childs_own_set_to_life(self, lab: Lab) -> None:
-        pod = make(lab, "pod", cpus="2-3")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
-        child = make(lab, "pod/app", cpus="0-1")
-        lab.tree.write(pod, "cpuset.cpus", "0-3")
-        assert shown(lab, child, "cpuset.cpus.effective") == "0-1"
-
-    def test_shrinking_the_parent_under_its_child_is_not_rejected(self, lab: Lab) -> None:
-        pod = make(lab, "pod", cpus="0-3")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
-        child = make(lab, "pod/app", cpus="3")
-        lab.tree.write(pod, "cpuset.cpus", "0-2")
-        assert shown(lab, child, "cpuset.cpus.effective") == "0-2"
+    @pytest.mark.parametrize(
+        ("pod", "app", "then", "effective"),
+        [
+            ("2-3", "0-1", "", "2-3"),  # nothing is left: it silently gets its parent's
+            ("1-2", "2-3", "", "2"),
+            ("2-3", "0-1", "0-3", "0-1"),  # its own set comes to life
+            ("0-3", "3", "0-2", "0-2"),  # not rejected
+        ],
+    )
+    def test_a_child_gets_of_its_set_what_its_parent_has(
+        self, lab: Lab, pod: str, app: str, then: str, effective: str
+    ) -> None:
+        parent = make(lab, "pod", cpus=pod, passes="+cpuset")
+        child = make(lab, "pod/app", cpus=app)
+        if then:
+            lab.tree.write(parent, "cpuset.cpus", then)
+        assert shown(lab, child, "cpuset.cpus") == app
+        assert shown(lab, child, "cpuset.cpus.effective") == effective
 
     @pytest.mark.parametrize(
         ("value", "number"),
@@ -271,23 +270,16 @@ class Contract:
         self, lab: Lab, blank: str
     ) -> None:
         path = make(lab, "pod", cpus="1", mems="0")
-        lab.tree.write(path, "cpuset.cpus", blank)
-        lab.tree.write(path, "cpuset.mems", blank)
-        assert shown(lab, path, "cpuset.cpus") == ""
-        assert shown(lab, path, "cpuset.mems") == ""
-
-    def test_a_set_in_use_cannot_be_cleared(self, lab: Lab) -> None:
-        path = make(lab, "pod", cpus="1", mems="0")
+        for file in ("cpuset.cpus", "cpuset.mems"):
+            lab.tree.write(path, file, blank)
+            assert shown(lab, path, file) == ""
         lab.spawn(path)
-        assert rejected(lab, path, "cpuset.cpus", "\n") == errno.ENOSPC
-        assert rejected(lab, path, "cpuset.mems", "\n") == errno.ENOSPC
-        assert shown(lab, path, "cpuset.cpus") == "1"
-
-    def test_a_set_that_was_never_written_may_be_cleared_again(self, lab: Lab) -> None:
-        path = make(lab, "pod")
-        lab.spawn(path)
-        lab.tree.write(path, "cpuset.cpus", "\n")
-        assert shown(lab, path, "cpuset.cpus") == ""
+        lab.tree.write(path, "cpuset.cpus", blank)  # it was not set, so it may be cleared again
+        used = make(lab, "used", cpus="1", mems="0")
+        lab.spawn(used)
+        for file in ("cpuset.cpus", "cpuset.mems"):
+            assert rejected(lab, used, file, blank) == errno.ENOSPC
+        assert shown(lab, used, "cpuset.cpus") == "1"
 
     def test_no_bytes_are_rejected_before_the_kernel_ignores_them(self, lab: Lab) -> None:
         path = make(lab, "pod", cpus="1")
@@ -311,99 +303,75 @@ class Contract:
         assert shown(lab, path, "cpuset.cpus.effective") == "2-3"
         assert shown(lab, only, "cpuset.cpus.effective") == "3"
 
-    # --- partitions -------------------------------------------------------------------------
-
-    def test_exclusive_cpus_are_given_from_the_top_down(self, lab: Lab) -> None:
-        pod = make(lab, "pod")
-        lab.tree.write(pod, "cpuset.cpus.exclusive", "2")
-        assert shown(lab, pod, "cpuset.cpus.exclusive.effective") == ""
-        lab.tree.write(lab.top, "cpuset.cpus.exclusive", "2-3")
-        assert shown(lab, pod, "cpuset.cpus.exclusive") == "2"
-        lab.tree.write(pod, "cpuset.cpus.exclusive", "2-3")
-        assert shown(lab, pod, "cpuset.cpus.exclusive.effective") == "2-3"
-
-    def test_exclusive_cpus_of_siblings_cannot_overlap(self, lab: Lab) -> None:
-        lab.tree.write(lab.top, "cpuset.cpus.exclusive", "2-3")
-        one, two = make(lab, "one"), make(lab, "two")
-        lab.tree.write(one, "cpuset.cpus.exclusive", "2-3")
-        assert rejected(lab, two, "cpuset.cpus.exclusive", "3") == errno.EINVAL
+    def test_exclusive_cpus_are_given_from_the_top_down_and_to_one_sibling(self, lab: Lab) -> None:
+        pod, other = make(lab, "pod"), make(lab, "other")
+        lab.tree.write(pod, EXCLUSIVE, "2")
+        assert shown(lab, pod, f"{EXCLUSIVE}.effective") == ""
+        lab.tree.write(lab.top, EXCLUSIVE, "2-3")
+        assert shown(lab, pod, EXCLUSIVE) == "2"
+        lab.tree.write(pod, EXCLUSIVE, "2-3")
+        assert shown(lab, pod, f"{EXCLUSIVE}.effective") == "2-3"
+        assert rejected(lab, other, EXCLUSIVE, "3") == errno.EINVAL
 
     def test_an_isolated_partition_takes_its_cpus_from_everyone_else(self, lab: Lab) -> None:
-        everyone = make(lab, "everyone")
-        pod = make(lab, "pod")
-        lab.tree.write(lab.top, "cpuset.cpus.exclusive", "2-3")
-        lab.tree.write(pod, "cpuset.cpus.exclusive", "2-3")
-        lab.tree.write(pod, "cpuset.cpus.partition", "isolated")
-        assert shown(lab, pod, "cpuset.cpus.partition") == "isolated"
+        everyone, pod = make(lab, "everyone"), make(lab, "pod")
+        divide(lab, {pod: "2-3"}, "isolated")
+        assert shown(lab, pod, PARTITION) == "isolated"
         assert shown(lab, pod, "cpuset.cpus.effective") == "2-3"
         assert shown(lab, "", "cpuset.cpus.isolated") == "2-3"
         taken = Mask.parse("2-3")
         for path in ("", everyone):
             assert taken.isdisjoint(Mask.parse(shown(lab, path, "cpuset.cpus.effective")))
-        lab.tree.write(pod, "cpuset.cpus.partition", "member")
+        lab.tree.write(pod, PARTITION, "member")
         assert taken <= Mask.parse(shown(lab, everyone, "cpuset.cpus.effective"))
 
     def test_a_bad_partition_word_is_rejected_and_an_impossible_one_is_not(self, lab: Lab) -> None:
         pod = make(lab, "pod", cpus="2")
-        assert rejected(lab, pod, "cpuset.cpus.partition", "mine") == errno.EINVAL
-        lab.tree.write(pod, "cpuset.cpus.partition", "isolated")
-        assert shown(lab, pod, "cpuset.cpus.partition").startswith("isolated invalid (")
-
-    def test_a_sibling_that_writes_the_same_cpu_breaks_the_partition(self, lab: Lab) -> None:
-        pod, other = make(lab, "pod"), make(lab, "other")
-        lab.tree.write(lab.top, "cpuset.cpus.exclusive", "2-3")
-        lab.tree.write(pod, "cpuset.cpus.exclusive", "2-3")
-        lab.tree.write(pod, "cpuset.cpus.partition", "isolated")
-        lab.tree.write(other, "cpuset.cpus", "2")
-        assert shown(lab, pod, "cpuset.cpus.partition") == "isolated invalid"
-        lab.tree.write(other, "cpuset.cpus", "1")
-        assert shown(lab, pod, "cpuset.cpus.partition") == "isolated invalid"
+        assert rejected(lab, pod, PARTITION, "mine") == errno.EINVAL
+        lab.tree.write(pod, PARTITION, "isolated")
+        assert shown(lab, pod, PARTITION).startswith("isolated invalid (")
 
     def test_a_partition_without_its_parents_cpus_is_invalid(self, lab: Lab) -> None:
         pod = make(lab, "pod")
-        lab.tree.write(pod, "cpuset.cpus.exclusive", "2")
-        lab.tree.write(pod, "cpuset.cpus.partition", "isolated")
+        lab.tree.write(pod, EXCLUSIVE, "2")
+        lab.tree.write(pod, PARTITION, "isolated")
         reason = "Invalid cpu list in cpuset.cpus.exclusive"
-        assert shown(lab, pod, "cpuset.cpus.partition") == f"isolated invalid ({reason})"
+        assert shown(lab, pod, PARTITION) == f"isolated invalid ({reason})"
+
+    def test_a_sibling_that_writes_the_same_cpu_breaks_the_partition(self, lab: Lab) -> None:
+        pod, other = make(lab, "pod"), make(lab, "other")
+        divide(lab, {pod: "2-3"}, "isolated")
+        for cpus in ("2", "1"):
+            lab.tree.write(other, "cpuset.cpus", cpus)
+            assert shown(lab, pod, PARTITION) == "isolated invalid"
 
     def test_a_partition_inside_another_has_its_cpus_until_a_sibling_lists_one(
         self, lab: Lab
     ) -> None:
-        pod = make(lab, "pod")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        pod = make(lab, "pod", passes="+cpuset")
         own, beside = make(lab, "pod/own", cpus="1"), make(lab, "pod/beside")
-        for path, cpus in ((lab.top, "1-3"), (pod, "1-3"), (own, "1")):
-            lab.tree.write(path, "cpuset.cpus.exclusive", cpus)
-        for path in (pod, own):
-            lab.tree.write(path, "cpuset.cpus.partition", "isolated")
+        divide(lab, {pod: "1-3", own: "1"}, "isolated")
         used = [shown(lab, path, "cpuset.cpus.effective") for path in (pod, own, beside)]
         assert used == ["2-3", "1", "2-3"]
         assert shown(lab, "", "cpuset.cpus.isolated") == "1-3"
         lab.tree.write(beside, "cpuset.cpus", "1-2")
-        assert shown(lab, own, "cpuset.cpus.partition") == "isolated invalid"
+        assert shown(lab, own, PARTITION) == "isolated invalid"
         assert shown(lab, beside, "cpuset.cpus.effective") == "1-2"
 
     def test_a_partition_inside_one_that_ended_is_none_until_it_is_written_again(
         self, lab: Lab
     ) -> None:
-        pod = make(lab, "pod")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        pod = make(lab, "pod", passes="+cpuset")
         own = make(lab, "pod/own", cpus="1")
-        for path, cpus in ((lab.top, "1-3"), (pod, "1-3"), (own, "1")):
-            lab.tree.write(path, "cpuset.cpus.exclusive", cpus)
-        for path in (pod, own):
-            lab.tree.write(path, "cpuset.cpus.partition", "root")
-        lab.tree.write(pod, "cpuset.cpus.partition", "member")
-        reason = "Parent is not a partition root"
-        assert shown(lab, own, "cpuset.cpus.partition") == f"root invalid ({reason})"
+        divide(lab, {pod: "1-3", own: "1"}, "root")
+        lab.tree.write(pod, PARTITION, "member")
+        assert shown(lab, own, PARTITION) == "root invalid (Parent is not a partition root)"
         # Whether it has CPUs of its own until it is written again depends on what was before.
-        lab.tree.write(pod, "cpuset.cpus.partition", "root")
-        assert shown(lab, own, "cpuset.cpus.partition") == "root"
+        lab.tree.write(pod, PARTITION, "root")
+        assert shown(lab, own, PARTITION) == "root"
         for word in ("member", "root"):
-            lab.tree.write(own, "cpuset.cpus.partition", word)
+            lab.tree.write(own, PARTITION, word)
         assert shown(lab, own, "cpuset.cpus.effective") == "1"
-
-    # --- cpu --------------------------------------------------------------------------------
 
     @pytest.mark.parametrize(
         ("value", "after"),
@@ -432,8 +400,7 @@ class Contract:
         assert shown(lab, path, "cpu.max") == "30000 50000"
 
     def test_a_child_may_have_more_bandwidth_than_its_parent(self, lab: Lab) -> None:
-        pod = make(lab, "pod", max="10000 100000")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpu")
+        make(lab, "pod", max="10000 100000", passes="+cpu")
         child = make(lab, "pod/app", max="50000 100000")
         assert shown(lab, child, "cpu.max") == "50000 100000"
 
@@ -444,16 +411,13 @@ class Contract:
         assert rejected(lab, path, "cpu.max", "19999 100000") == errno.EINVAL
 
     @pytest.mark.parametrize(
-        ("value", "number"),
-        [("0", errno.ERANGE), ("10001", errno.ERANGE), ("abc", errno.EINVAL)],
+        ("value", "number"), [("0", errno.ERANGE), ("10001", errno.ERANGE), ("abc", errno.EINVAL)]
     )
     def test_a_weight_has_bounds(self, lab: Lab, value: str, number: int) -> None:
         path = make(lab, "pod")
         assert rejected(lab, path, "cpu.weight", value) == number
         lab.tree.write(path, "cpu.weight", "10000")
         assert shown(lab, path, "cpu.weight") == "10000"
-
-    # --- limits of memory -------------------------------------------------------------------
 
     @pytest.mark.parametrize(
         ("file", "unit"), [("memory.max", PAGESIZE), ("hugetlb.2MB.max", 2 << 20)]
@@ -482,8 +446,6 @@ class Contract:
         lab.tree.write(above, "cgroup.subtree_control", "+memory")
         assert shown(lab, path, "memory.max") == "max"
 
-    # --- controllers ------------------------------------------------------------------------
-
     def test_without_the_controller_the_files_are_missing(self, lab: Lab) -> None:
         make(lab, "pod")
         child = make(lab, "pod/app")
@@ -504,8 +466,7 @@ class Contract:
         assert rejected(lab, path, "cgroup.subtree_control", value) == errno.EINVAL
 
     def test_a_controller_in_use_below_cannot_be_disabled(self, lab: Lab) -> None:
-        pod = make(lab, "pod")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        make(lab, "pod", passes="+cpuset")
         make(lab, "pod/app")
         assert rejected(lab, lab.top, "cgroup.subtree_control", "-cpuset") == errno.EBUSY
 
@@ -520,13 +481,10 @@ class Contract:
         assert shown(lab, path, "cpu.max") == "max 100000"
 
     def test_subtree_control_and_controllers_are_shown_in_the_kernels_order(self, lab: Lab) -> None:
-        pod = make(lab, "pod")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpu")
+        pod = make(lab, "pod", passes="+cpu")
         lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
         assert shown(lab, pod, "cgroup.subtree_control") == "cpuset cpu"
         assert shown(lab, pod, "cgroup.controllers") == "cpuset cpu"
-
-    # --- processes --------------------------------------------------------------------------
 
     def test_populated_shows_processes_here_and_below(self, lab: Lab) -> None:
         make(lab, "pod")
@@ -539,15 +497,13 @@ class Contract:
         assert "populated 0" in lab.tree.read(join(lab.top, "pod"), "cgroup.events")
 
     def test_a_process_stays_out_of_an_inner_cgroup_that_is_in_use(self, lab: Lab) -> None:
-        pod = make(lab, "pod")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        pod = make(lab, "pod", passes="+cpuset")
         lab.spawn(make(lab, "pod/app"))
         with pytest.raises(OSError, match=r"\[Errno 16\]"):
             lab.spawn(pod)
 
     def test_a_process_beside_enabled_controllers_spoils_the_cgroups_below(self, lab: Lab) -> None:
-        pod = make(lab, "pod")
-        lab.tree.write(pod, "cgroup.subtree_control", "+cpuset")
+        pod = make(lab, "pod", passes="+cpuset")
         child = make(lab, "pod/app")
         lab.spawn(pod)
         assert shown(lab, pod, "cgroup.type") == "domain threaded"
@@ -560,22 +516,18 @@ class Contract:
         assert rejected(lab, path, "cgroup.procs", "4194000") == errno.ESRCH
         assert rejected(lab, path, "cgroup.procs", "abc") == errno.EINVAL
 
-    # --- directories ------------------------------------------------------------------------
-
-    def test_a_cgroup_in_use_is_not_removed(self, lab: Lab) -> None:
+    def test_a_cgroup_with_processes_or_children_is_not_removed(self, lab: Lab) -> None:
         path = make(lab, "pod")
         pid = lab.spawn(path)
         with pytest.raises(OSError, match=r"\[Errno 16\]"):
             lab.tree.rmdir(path)
         lab.end(pid)
-        lab.tree.rmdir(path)
-        assert not lab.tree.exists(path)
-
-    def test_a_cgroup_with_children_is_not_removed(self, lab: Lab) -> None:
-        path = make(lab, "pod")
-        make(lab, "pod/app")
+        inner = make(lab, "pod/app")
         with pytest.raises(OSError, match=r"\[Errno 16\]"):
             lab.tree.rmdir(path)
+        for each in (inner, path):
+            lab.tree.rmdir(each)
+        assert not lab.tree.exists(path)
 
     def test_a_cgroup_is_not_created_twice_nor_without_its_parent(self, lab: Lab) -> None:
         path = make(lab, "pod")
@@ -597,14 +549,12 @@ class Contract:
             with pytest.raises(FileNotFoundError):
                 act()
 
-    def test_children_are_listed_by_name(self, lab: Lab) -> None:
-        for name in ("b", "c", "a"):
+    def test_children_are_listed_by_name_and_with_whether_they_have_children(
+        self, lab: Lab
+    ) -> None:
+        for name in ("b", "c", "a", "b/inner"):
             make(lab, name)
         assert lab.tree.children(lab.top) == ("a", "b", "c")
-
-    def test_a_child_without_children_is_listed_as_such(self, lab: Lab) -> None:
-        for name in ("b", "a", "b/inner"):
-            make(lab, name)
-        assert lab.tree.listed(lab.top) == {"a": False, "b": True}
+        assert lab.tree.listed(lab.top) == {"a": False, "b": True, "c": False}
         lab.tree.rmdir(join(lab.top, "b/inner"))
-        assert lab.tree.listed(lab.top) == {"a": False, "b": False}
+        assert lab.tree.listed(lab.top) == {"a": False, "b": False, "c": False}

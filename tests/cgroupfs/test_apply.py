@@ -89,11 +89,6 @@ def test_clearing_a_set_in_use_is_explained(kernel: EmulatedKernel) -> None:
     assert "write a full set" in outcome.detail
 
 
-def test_a_cgroup_that_was_removed_is_not_a_failure(kernel: EmulatedKernel) -> None:
-    outcome = apply_write(kernel, write("pods/gone", "cpuset.cpus", "1"))
-    assert (outcome.result, outcome.error) == (WriteResult.GONE, errno.ENOENT)
-
-
 def test_a_cgroup_without_the_controller_says_so(kernel: EmulatedKernel) -> None:
     kernel.write("pods", "cgroup.subtree_control", "+cpuset")
     for path in ("pods/a", "pods/b"):

@@ -33,13 +33,6 @@ def test_controllers_are_enabled_from_the_root_down(kernel: EmulatedKernel) -> N
     assert kernel.read(PATH, "cpu.max") == "max 100000\n"
 
 
-def test_nothing_is_written_where_nothing_is_missing(kernel: EmulatedKernel) -> None:
-    enable(kernel, PATH)
-    tree = FaultyTree(kernel)
-    assert enable(tree, PATH) == ()
-    assert tree.writes == []
-
-
 def test_only_what_is_missing_is_written(kernel: EmulatedKernel) -> None:
     kernel.write("", "cgroup.subtree_control", "+cpuset")
     tree = FaultyTree(kernel)

@@ -64,17 +64,3 @@ def test_a_removed_watch_is_silent(watch: Inotify, tmp_path: Path) -> None:
     watch.remove(tmp_path)
     watch.remove(tmp_path)
     assert watch.read() == ()
-
-
-def test_a_missing_path_is_an_error_with_its_name(watch: Inotify, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="none"):
-        watch.add(tmp_path / "none", Change.MODIFY)
-
-
-def test_the_descriptor_becomes_readable(watch: Inotify, tmp_path: Path) -> None:
-    import select  # noqa: PLC0415 - only here
-
-    watch.add(tmp_path, DIRECTORY_OF_FILES)
-    assert select.select([watch], [], [], 0)[0] == []
-    (tmp_path / "a").write_text("")
-    assert select.select([watch], [], [], 5)[0] == [watch]

@@ -106,9 +106,7 @@ def _hold(directory: Path) -> subprocess.Popen[bytes]:
         "os.write(1, b'x'); os.read(0, 1)"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(directory)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        [sys.executable, "-c", code, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     assert os.read(process.stdout.fileno(), 1) == b"x"

@@ -27,32 +27,21 @@ UID = "11111111-2222-3333-4444-555555555555"
 UIDS = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9-]{0,60}[A-Za-z0-9])?", fullmatch=True)
 
 
+ESCAPED = "pod11111111_2222_3333_4444_555555555555.slice"
+SITE = "my_site.slice/my_site-x.slice/my_site-x-kubepods.slice/my_site-x-kubepods-"
+
+
 @pytest.mark.parametrize(
     ("layout", "tier", "path"),
     [
         (
-            SYSTEMD,
-            Tier.BURSTABLE,
-            (
-                "kubepods.slice/kubepods-burstable.slice/"
-                "kubepods-burstable-pod11111111_2222_3333_4444_555555555555.slice"
-            ),
+            *(SYSTEMD, Tier.BURSTABLE),
+            f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-{ESCAPED}",
         ),
-        (
-            SYSTEMD,
-            Tier.GUARANTEED,
-            "kubepods.slice/kubepods-pod11111111_2222_3333_4444_555555555555.slice",
-        ),
+        (SYSTEMD, Tier.GUARANTEED, f"kubepods.slice/kubepods-{ESCAPED}"),
         (CGROUPFS, Tier.BEST_EFFORT, f"kubepods/besteffort/pod{UID}"),
         (CGROUPFS, Tier.GUARANTEED, f"kubepods/pod{UID}"),
-        (
-            Layout(Driver.SYSTEMD, "/my-site/x"),
-            Tier.GUARANTEED,
-            (
-                "my_site.slice/my_site-x.slice/my_site-x-kubepods.slice/"
-                "my_site-x-kubepods-pod11111111_2222_3333_4444_555555555555.slice"
-            ),
-        ),
+        (Layout(Driver.SYSTEMD, "/my-site/x"), Tier.GUARANTEED, SITE + ESCAPED),
         (Layout(Driver.CGROUPFS, "/my-site/x"), Tier.GUARANTEED, f"my-site/x/kubepods/pod{UID}"),
     ],
 )
@@ -61,22 +50,17 @@ def test_a_pods_cgroup_is_where_the_kubelet_puts_it(layout: Layout, tier: Tier, 
     assert layout.parse_pod(path) == PodName(UID, tier)
 
 
+SYSTEM = "kubepods.slice/kubepods-system.slice/kubepods-system-"
+
+
 @pytest.mark.parametrize(
     ("layout", "path", "tier"),
     [
         (CGROUPFS, "kubepods/system/pod1", Tier.GUARANTEED),
         (CGROUPFS, "kubepods/system/besteffort/pod1", Tier.BEST_EFFORT),
+        (SYSTEMD, f"{SYSTEM}pod1.slice", Tier.GUARANTEED),
         (
-            SYSTEMD,
-            "kubepods.slice/kubepods-system.slice/kubepods-system-pod1.slice",
-            Tier.GUARANTEED,
-        ),
-        (
-            SYSTEMD,
-            (
-                "kubepods.slice/kubepods-system.slice/kubepods-system-burstable.slice/"
-                "kubepods-system-burstable-pod1.slice"
-            ),
+            *(SYSTEMD, f"{SYSTEM}burstable.slice/kubepods-system-burstable-pod1.slice"),
             Tier.BURSTABLE,
         ),
     ],
@@ -172,11 +156,6 @@ def test_containers_and_what_runtimes_put_inside_are_found() -> None:
         "pod/cri-containerd-1.scope": True,
         "pod/job.service": False,
     }
-
-
-def test_the_cgroup_of_a_process_is_the_unified_one() -> None:
-    assert from_proc("4:cpuset:/old\n0::/kubepods/pod1/x\n") == "kubepods/pod1/x"
-    assert from_proc("0::/\n") == ""
 
 
 @pytest.mark.parametrize(

@@ -76,14 +76,6 @@ def test_a_shrinking_set_keeps_its_offline_cpu_in_one_write() -> None:
     assert lines(make_plan(current, desired)) == [("SHRINK", "a", "0-3")]
 
 
-def test_what_is_right_already_is_not_written() -> None:
-    state = CgroupState(
-        Mask.of(1), Mask.of(1), Mask.of(0), Mask.of(0), populated=True, values=quota()
-    )
-    desired = (Setting("a", cpus=Mask.of(1), mems=Mask.of(0), values=quota()),)
-    assert make_plan({"a": state}, desired) == Plan()
-
-
 def test_a_cgroup_that_is_gone_or_lacks_the_controller_gets_no_write() -> None:
     bare = CgroupState(None, None, None, None, populated=True)
     desired = (
@@ -189,12 +181,7 @@ def apart(path: str, text: str, exclusive: str, word: str) -> Setting:
             ],
         ),
         # One kind becomes the other as it is.
-        (
-            "2-3",
-            ("2-3", "2-3", "isolated"),
-            ("2", "2", "root"),
-            [("k/p", PARTITION, "isolated")],
-        ),
+        ("2-3", ("2-3", "2-3", "isolated"), ("2", "2", "root"), [("k/p", PARTITION, "isolated")]),
         # What is inside one that gets other CPUs is made again, too, as it depends on that.
         (
             "1-3",

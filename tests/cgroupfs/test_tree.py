@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cgroupfs.errors import CgroupPathError
-from cgroupfs.tree import (
-    KernelTree,
-    all_ancestors,
-    ancestors,
-    is_within,
-    join,
-    parent,
-)
+from cgroupfs.tree import KernelTree, all_ancestors, ancestors, is_within, join, parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,11 +149,6 @@ def test_no_descriptor_is_left_open(tree: KernelTree) -> None:
                     continue
         tree.exists(path)
     assert len(list(LivePath("/proc/self/fd").iterdir())) == before
-
-
-def test_paths_are_taken_apart_and_put_together() -> None:
-    assert ancestors("a/b/c") == ("", "a", "a/b")
-    assert ancestors("") == ()
 
 
 def test_ancestors_of_several_cgroups_are_those_of_each() -> None:

@@ -38,8 +38,3 @@ def test_one_limit_allows_another_when_its_share_is_not_smaller(one: CpuMax, two
     assert UNLIMITED.allows(one)
     assert one.allows(two) or two.allows(one)
     assert one.allows(UNLIMITED) == (one.quota_us is None)
-
-
-def test_shares_of_different_periods_compare() -> None:
-    assert CpuMax(50_000, 100_000).allows(CpuMax(25_000, 50_000))
-    assert not CpuMax(49_999, 100_000).allows(CpuMax(25_000, 50_000))

@@ -34,8 +34,8 @@ from agent.yaml import UnreadableError, read_document
 from cgroupfs.errors import CgroupError
 from cgroupfs.names import from_proc, parse_container
 from cgroupfs.settings import CpuMax
-from sysfs.links import hotplug_of
 from sysfs.mask import Mask
+from sysfs.uevents import hotplug_of
 from systemd.units import SystemdError, slice_path
 from tests.agent.managers.hosts import SMT, make_rules
 from tests.agent.state.states import example

@@ -76,21 +76,9 @@ def test_a_cpu_whose_set_is_odd_is_in_the_cache_that_another_names(
     assert "cpu0/cache/index3/shared_cpu_list" in tree.warnings[0]
 
 
-def test_the_size_of_a_cache_is_read_from_its_lowest_cpu(tmp_path: Path) -> None:
-    for cpu, size in ((2, "32768K"), (3, "1K")):
-        _cache(tmp_path, cpu, 3, 3, {"shared_cpu_list": "2-3", "size": size})
-    assert read_uncore_sizes(SysfsTree(tmp_path), {2: 2, 3: 2}) == {2: 32 << 20}
-
-
 @pytest.mark.parametrize("size", ["", "32768", "0K", "-1K", "32M", "x"])
 def test_an_odd_size_of_a_cache_is_a_warning(tmp_path: Path, size: str) -> None:
     _cache(tmp_path, 0, 3, 3, {"shared_cpu_list": "0", "size": size})
     tree = SysfsTree(tmp_path)
     assert read_uncore_sizes(tree, {0: 0}) == {}
     assert f"cpu0/cache/index3/size: found {size!r}" in tree.warnings[0]
-
-
-def test_a_cache_without_a_size_has_none(tmp_path: Path) -> None:
-    _cache(tmp_path, 0, 3, 3, {"shared_cpu_list": "0"})
-    tree = SysfsTree(tmp_path)
-    assert (read_uncore_sizes(tree, {0: 0}), tree.warnings) == ({}, ())

@@ -14,18 +14,6 @@ from sysfs.mask import Mask
 from tests.sysfs.trees import CPU, lay_out
 
 
-def test_the_kernels_lists_are_taken(tmp_path: Path) -> None:
-    files = {"present": "0-7\n", "online": "0-5\n", "isolated": "2-3\n", "nohz_full": "2\n"}
-    sets = read_cpu_sets(SysfsTree(lay_out(tmp_path, {f"{CPU}/{k}": v for k, v in files.items()})))
-    assert (str(sets.present), str(sets.online)) == ("0-7", "0-5")
-    assert (str(sets.isolated), str(sets.nohz_full)) == ("2-3", "2")
-
-
-def test_the_list_of_offline_ids_beyond_the_present_cpus_does_not_matter(tmp_path: Path) -> None:
-    files = {f"{CPU}/present": "0-3", f"{CPU}/online": "0-3", f"{CPU}/offline": "4-191"}
-    assert read_cpu_sets(SysfsTree(lay_out(tmp_path, files))).present == Mask.parse("0-3")
-
-
 def test_without_lists_the_directories_and_their_online_files_count(tmp_path: Path) -> None:
     files = {
         f"{CPU}/cpu0/topology/core_id": "0",  # the boot CPU often has no online file

@@ -4,13 +4,7 @@ import pickle
 
 import pytest
 
-from sysfs.files import (
-    InconsistentTree,
-    MalformedFile,
-    MissingFile,
-    SysfsError,
-    UnreadableFile,
-)
+from sysfs.files import InconsistentTree, MalformedFile, MissingFile, SysfsError, UnreadableFile
 
 
 @pytest.mark.parametrize(
@@ -30,9 +24,3 @@ def test_an_error_names_file_fault_and_remedy_in_one_line_in_every_process(
     assert "\n" not in str(error)
     again = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own bytes
     assert (type(again), again.path, str(again)) == (type(error), words[0], str(error))
-
-
-def test_long_content_is_cut_and_line_breaks_are_quoted() -> None:
-    text = str(MalformedFile("/s", "a\n" * 500, "a number"))
-    assert "\n" not in text
-    assert len(text) < 300

@@ -70,18 +70,6 @@ def test_damage_is_reported_with_the_files_name(
         read(SysfsTree(tmp_path), "f")
 
 
-def test_lists_maps_and_integers_are_read(tmp_path: Path) -> None:
-    (tmp_path / "l").write_text("0-1,5\n")
-    (tmp_path / "m").write_text("1,00000000,00000003\n")
-    (tmp_path / "i").write_text("-1\n")
-    (tmp_path / "n").write_text("   (null)\n")
-    tree = SysfsTree(tmp_path)
-    assert tree.find_list("l") == Mask.of(0, 1, 5)
-    assert tree.find_map("m") == Mask.of(0, 1, 64)
-    assert tree.find_integer("i") == -1
-    assert tree.find_list("n") == Mask()
-
-
 def test_the_first_set_that_exists_is_taken_and_lists_go_first(tmp_path: Path) -> None:
     (tmp_path / "m").write_text("ff\n")
     tree = SysfsTree(tmp_path)

@@ -10,11 +10,6 @@ from sysfs.host import MemoryClass
 from sysfs.mask import Mask
 
 
-def test_nodes_without_online_cpus_are_memory_only() -> None:
-    host = with_memory_only_nodes(regular_host(packages=2), [1 << 30, 0])
-    assert host.memory_only_nodes == Mask.of(2, 3)
-
-
 def test_a_node_whose_cpus_are_all_offline_is_memory_only() -> None:
     host = regular_host(packages=2)
     assert with_offline(host, host.nodes[1].cpus).memory_only_nodes == Mask.of(1)
@@ -46,11 +41,3 @@ def test_the_class_of_a_node_without_cpus_is_its_devices_or_what_its_speed_says(
     classes = host.memory_classes
     assert classes[usual.id] is MemoryClass.DRAM
     assert classes.get(other.id) == shown
-
-
-def test_facts_cannot_be_changed() -> None:
-    host = regular_host()
-    with pytest.raises(AttributeError):
-        host.cpus = ()  # type: ignore[misc]  # what the test is about
-    with pytest.raises(TypeError):
-        host.nodes[0].distances[0] = 99  # type: ignore[index]  # what the test is about

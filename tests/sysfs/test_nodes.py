@@ -24,19 +24,6 @@ def _node(node: int, **files: str | None) -> dict[str, str]:
     return {f"{NODE}/node{node}/{name}": t for name, t in texts.items() if t is not None}
 
 
-def test_nodes_come_by_id_and_ids_may_have_gaps(tmp_path: Path) -> None:
-    files = {
-        **_node(33, distance="16 10 16\n"),
-        **_node(2, distance="10 16 22\n"),
-        **_node(100, distance="22 16 10\n", cpulist="\n"),
-    }
-    nodes = read_nodes(SysfsTree(lay_out(tmp_path, files)), Mask.parse("0-50"))
-    assert [node.id for node in nodes] == [2, 33, 100]
-    assert dict(nodes[0].distances) == {2: 10, 33: 16, 100: 22}
-    assert [str(node.cpus) for node in nodes] == ["2", "33", ""]
-    assert nodes[0].memory_bytes == 1 << 20
-
-
 def test_a_host_without_nodes_is_one_node_with_the_hosts_memory(tmp_path: Path) -> None:
     files = {
         "proc/meminfo": "MemTotal: 4 kB\n",
@@ -80,11 +67,6 @@ def test_the_online_cpus_of_a_list_or_a_map_are_a_nodes_cpus(
 def test_a_node_must_list_its_cpus(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="node0/cpulist"):
         read_nodes(SysfsTree(lay_out(tmp_path, _node(0, cpulist=None))), Mask.of(0))
-
-
-def test_without_distances_every_other_node_is_remote(tmp_path: Path) -> None:
-    nodes = read_nodes(SysfsTree(lay_out(tmp_path, {**_node(0), **_node(1)})), Mask.of(0, 1))
-    assert dict(nodes[1].distances) == {0: 20, 1: 10}
 
 
 @pytest.mark.parametrize("state", ["online", "possible"])
@@ -135,21 +117,6 @@ def test_the_node_of_a_cpu_is(
         lay_out(tmp_path, {f"{CPU}/cpu{cpu}/node{node}/x": "" for node in linked})
     found = tuple(Node(id=n, cpus=Mask.parse(cpus), memory_bytes=0) for n, cpus in lists.items())
     assert nodes_of_cpus(SysfsTree(tmp_path), found, Mask.parse("0-3")) == nodes
-
-
-_TIERS = "sys/devices/virtual/memory_tiering"
-
-
-def test_a_node_has_the_number_of_its_memory_tier_or_none(tmp_path: Path) -> None:
-    files = {
-        **_node(0),
-        **_node(1),
-        **_node(2),
-        f"{_TIERS}/memory_tier22/nodelist": "1\n",
-        f"{_TIERS}/memory_tier4/nodelist": "0\n",
-    }
-    nodes = read_nodes(SysfsTree(lay_out(tmp_path, files)), Mask.parse("0-2"))
-    assert [node.tier for node in nodes] == [4, 22, None]
 
 
 def _backed(root: Path, place: str, node: int, driver: str = "kmem") -> None:

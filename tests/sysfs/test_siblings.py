@@ -22,22 +22,6 @@ def _read(root: Path, online: str, files: Mapping[str, Mapping[str, str]]) -> To
     return read_topology(SysfsTree(root), Mask.parse(online))
 
 
-def test_groups_are_named_after_their_lowest_online_cpu(tmp_path: Path) -> None:
-    pair = {"physical_package_id": "7", "package_cpus_list": "0-3"}
-    topology = _read(
-        tmp_path,
-        "1-3",
-        {
-            "0,2": {**pair, "core_cpus_list": "0,2", "cluster_cpus_list": "0,2", "cluster_id": "5"},
-            "1,3": {**pair, "core_cpus_list": "1,3", "cluster_cpus_list": "1,3", "cluster_id": "5"},
-        },
-    )
-    assert topology.cores == {2: 2, 1: 1, 3: 1}
-    assert topology.clusters == {2: 2, 1: 1, 3: 1}
-    assert topology.packages == {1: 7, 2: 7, 3: 7}
-    assert topology.dies == {}
-
-
 @pytest.mark.parametrize(
     "texts",
     [
@@ -126,11 +110,7 @@ def test_groups_follow_from_what_the_cpus_show(tmp_path: Path, case: str) -> Non
     ids=["no list", "not in its own", "overlapping", "in two packages", "no list of CPUs"],
 )
 def test_lists_of_threads_that_cannot_be_are_an_error(
-    tmp_path: Path,
-    lists: tuple[str | None, ...],
-    packages: str,
-    error: type[SysfsError],
-    says: str,
+    tmp_path: Path, lists: tuple[str | None, ...], packages: str, error: type[SysfsError], says: str
 ) -> None:
     files = {str(cpu): {"core_cpus_list": text} for cpu, text in enumerate(lists) if text}
     for cpu, package in enumerate(packages):

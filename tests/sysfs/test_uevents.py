@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from sysfs import links as uevents
-from sysfs.links import (
+from sysfs import uevents
+from sysfs.uevents import (
     KERNEL_GROUP,
     KERNEL_PORT,
     Hotplug,
@@ -38,61 +38,45 @@ def of_cpu(action: str) -> bytes:
     )
 
 
-@pytest.mark.parametrize("subsystem", ["cpu", "memory", "node"])
-def test_hotplug_of_cpus_memory_and_nodes_is_reported(subsystem: str) -> None:
-    event = hotplug_of(message(ACTION="add", DEVPATH="/devices/x", SUBSYSTEM=subsystem))
-    assert event == Hotplug("add", subsystem, "/devices/x")
+NIC = "/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0"
+HEAD = "/devices/virtual/nvme-subsystem/nvme-subsys0/nvme0n1"
 
 
+@pytest.mark.parametrize(
+    ("reads", "action", "subsystem", "path"),
+    [
+        *((hotplug_of, "add", subsystem, "/devices/x") for subsystem in ("cpu", "memory", "node")),
+        (device_event_of, "bind", "pci", NIC),
+        (device_event_of, "remove", "net", f"{NIC}/net/ens1f0"),
+        (device_event_of, "change", "nvme", f"{NIC}/nvme/nvme0"),
+        (device_event_of, "add", "block", HEAD),
+        (device_event_of, "add", "drm", f"{NIC}/drm/renderD128"),
+        (device_event_of, "add", "accel", f"{NIC}/accel/accel0"),
+    ],
+)
+def test_events_of_hotplug_and_of_devices_on_a_bus_are_reported(
+    reads: Callable[[bytes], Hotplug | None], action: str, subsystem: str, path: str
+) -> None:
+    sent = message(ACTION=action, DEVPATH=path, SUBSYSTEM=subsystem)
+    assert reads(sent) == Hotplug(action, subsystem, path)
+
+
+@pytest.mark.parametrize("reads", [hotplug_of, device_event_of])
 @pytest.mark.parametrize(
     "other",
     [
         b"",
         b"\xff\xfe",
         b"no zeros at all",
-        message(ACTION="add"),
-        message(ACTION="add", SUBSYSTEM="net"),
         b"SUBSYSTEM=cpu",  # in the title's place
-    ],
-)
-def test_other_events_are_not(other: bytes) -> None:
-    assert hotplug_of(other) is None
-
-
-NIC = "/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0"
-HEAD = "/devices/virtual/nvme-subsystem/nvme-subsys0/nvme0n1"
-
-
-@pytest.mark.parametrize(
-    ("action", "subsystem", "path"),
-    [
-        ("add", "pci", NIC),
-        ("bind", "pci", NIC),
-        ("remove", "net", f"{NIC}/net/ens1f0"),
-        ("change", "nvme", f"{NIC}/nvme/nvme0"),
-        ("add", "block", f"{NIC}/nvme/nvme0/nvme0n1"),
-        ("add", "block", HEAD),
-        ("add", "drm", f"{NIC}/drm/renderD128"),
-        ("add", "accel", f"{NIC}/accel/accel0"),
-    ],
-)
-def test_events_of_devices_on_a_bus_are_reported(action: str, subsystem: str, path: str) -> None:
-    sent = message(ACTION=action, DEVPATH=path, SUBSYSTEM=subsystem)
-    assert device_event_of(sent) == Hotplug(action, subsystem, path)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        b"",
-        of_cpu("online"),
+        message(ACTION="add"),
         message(ACTION="add", DEVPATH=NIC, SUBSYSTEM="usb"),
         message(ACTION="add", DEVPATH="/devices/virtual/net/veth1", SUBSYSTEM="net"),
         message(ACTION="change", DEVPATH="/devices/virtual/block/loop0", SUBSYSTEM="block"),
     ],
 )
-def test_other_events_are_not_of_devices(other: bytes) -> None:
-    assert device_event_of(other) is None
+def test_other_events_are_not(reads: Callable[[bytes], Hotplug | None], other: bytes) -> None:
+    assert reads(other) is None
 
 
 class _Netlink:
@@ -137,15 +121,10 @@ def netlink(monkeypatch: pytest.MonkeyPatch) -> _Netlink:
 
 @pytest.mark.parametrize(
     ("watched", "events"),
-    [
-        (watch_hotplug, [("offline", "cpu"), ("online", "cpu")]),
-        (watch_devices, [("add", "pci")]),
-    ],
+    [(watch_hotplug, [("offline", "cpu"), ("online", "cpu")]), (watch_devices, [("add", "pci")])],
 )
 def test_the_kernels_events_are_reported_in_order_until_some_are_lost(
-    netlink: _Netlink,
-    watched: Callable[[], AsyncGenerator[Hotplug]],
-    events: list[tuple[str, str]],
+    netlink: _Netlink, watched: Callable[[], AsyncGenerator[Hotplug]], events: list[tuple[str, str]]
 ) -> None:
     seen: list[tuple[str, str]] = []
 

@@ -17,7 +17,6 @@ from systemd.units import (
     UnitExistsError,
     UnitNameError,
     allowed_cpus,
-    cpu_quota,
     description,
 )
 from tests.fakes.dbus import Answer, FakeBus, Handler, Rejection, Signal, Silence
@@ -132,12 +131,6 @@ def test_a_step_that_is_silent_once_costs_one_deadline_and_no_later_call(
     assert [name for name, _, _ in fake.calls].count("Subscribe") == asked.count("Subscribe") + 1
 
 
-def test_properties_are_set_for_the_run_time_only(start: Start) -> None:
-    fake, bus = start(lambda *_: Answer())
-    bus.set_properties(UNIT, cpu_quota(None))
-    assert fake.calls[-1][2] == (UNIT, True, [("CPUQuotaPerSecUSec", ("t", 2**64 - 1))])
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -232,19 +225,6 @@ def test_properties_of_several_units_are_set_and_an_error_is_its_units(start: St
     assert [body[:2] for body in done] == [
         (unit, True) for unit in ("a.slice", "gone.slice", "b.slice")
     ]
-
-
-def test_no_answer_about_one_of_several_units_is_a_timeout_for_all(start: Start) -> None:
-    def handler(member: str, path: str, body: tuple[object, ...]) -> Answer:
-        if body == ("b.slice",):
-            raise Silence
-        return units(member, path, body)
-
-    _, bus = start(handler, timeout=0.2)
-    with pytest.raises(BusTimeoutError, match="GetUnit"):
-        bus.properties_of([("a.slice", ("X",)), ("b.slice", ("X",))])
-    bus._timeout = PATIENCE
-    assert bus.properties_of([("a.slice", ("X",))]) == [("X of /unit/a",)]
 
 
 def test_a_broken_connection_is_reported_and_made_again(start: Start) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from systemd.notify import Journal, JournalError, encoded, is_journal
+from systemd.journal import Journal, JournalError, encoded, is_journal
 from tests.fakes.journal import fake_journal, fields_of
 
 if TYPE_CHECKING:

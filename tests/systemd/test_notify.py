@@ -25,8 +25,10 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def test_states_are_sent_as_systemd_reads_them(listener: socket.socket) -> None:
+    without = Notifier({})
+    without.ready()
     notifier = Notifier({"NOTIFY_SOCKET": listener.getsockname()})
-    assert notifier.active
+    assert (notifier.active, without.active) == (True, False)
     notifier.ready("up with\n2 pods")
     notifier.watchdog()
     notifier.status("3 pods")
@@ -59,12 +61,6 @@ def test_an_abstract_socket_is_reached() -> None:
         name = receiver.getsockname()
         Notifier({"NOTIFY_SOCKET": "@" + name[1:].decode()}).ready()
         assert receiver.recv(100) == b"READY=1"
-
-
-def test_without_a_service_manager_nothing_happens() -> None:
-    notifier = Notifier({})
-    assert not notifier.active
-    notifier.ready()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from agent.devices import host
 from agent.devices.host import HostDevices, host_devices
 from agent.devices.provider import DeviceError, DeviceProvider
 from sysfs.devices import PCI_DIRECTORY
-from sysfs.links import watch_devices, watch_links
+from sysfs.links import watch_links
+from sysfs.uevents import watch_devices
 from tests.agent.server.support import QUIET_SECONDS, in_loop
 from tests.sysfs.pci import PciTree, network_host
 

@@ -6,7 +6,7 @@ import errno
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import psutil
 import pytest
@@ -37,6 +37,9 @@ from tests.agent.isolation.hosts import (
 )
 from tests.fakes.kernel import Died
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 IRQ: Final = "proc/irq/{}/smp_affinity_list"
 #: What is desired of the host's files beside a pod on CPUs 2 and 3.
 NARROWED: Final = FILES | {
@@ -61,6 +64,15 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
+def with_power(
+    host: Host, power: PowerClass = FAST, files: Mapping[str, str] = POWER_FILES
+) -> None:
+    """Have CPU 2 show these files, and a class `fast` beside what is always isolated."""
+    host.config = replace(ALWAYS, power_classes={"fast": power})
+    for name, text in files.items():
+        host.put(name, text)
+
+
 # Shows in differences.md: isolation
 def test_what_touches_exclusive_cpus_leaves_them_and_nothing_else_is_written(host: Host) -> None:
     isolation, places = host.start()
@@ -71,18 +83,6 @@ def test_what_touches_exclusive_cpus_leaves_them_and_nothing_else_is_written(hos
     places.writes.clear()
     isolation.apply([quiet("2-3")], (), thorough=True)
     assert places.writes == []
-
-
-def test_an_original_that_fits_comes_back_as_soon_as_one_pod_of_two_ends(host: Host) -> None:
-    isolation, _ = host.start()
-    isolation.apply([quiet("2-3", "a"), quiet("4-7", "b")], (), thorough=False)
-    assert host.shows(IRQ.format(5)) == "0-1\n"
-    isolation.apply([quiet("4-7", "b")], (), thorough=False)
-    assert host.shows(IRQ.format(5)) == "0-3\n"
-    assert host.shows(IRQ.format(6)) == "3\n"
-    isolation.apply([], (), thorough=False)
-    assert host.all() == FILES
-    assert host.saved() == {}
 
 
 _CPUS = st.sets(st.integers(1, 7), min_size=1).map(Mask.from_ids)
@@ -220,33 +220,8 @@ def test_nothing_is_written_whose_original_could_not_be_saved(host: Host) -> Non
     assert (places.writes, host.all()) == ([], FILES)
 
 
-def test_what_another_program_chose_meanwhile_stays_unless_it_uses_exclusive_cpus(
-    host: Host,
-) -> None:
-    isolation, _ = host.start()
-    isolation.apply([quiet("2-3")], (), thorough=True)
-    host.put(IRQ.format(5), "7\n")
-    host.put(IRQ.format(6), "3\n")
-    isolation.apply([quiet("2-3")], (), thorough=True)
-    assert (host.shows(IRQ.format(5)), host.shows(IRQ.format(6))) == ("7\n", "0-1,4-7\n")
-    isolation.apply([], (), thorough=True)
-    assert (host.shows(IRQ.format(5)), host.shows(IRQ.format(6))) == ("7\n", "3\n")
-
-
-def test_an_interrupt_that_came_with_the_narrowed_default_gets_the_original_default(
-    host: Host,
-) -> None:
-    isolation, _ = host.start()
-    isolation.apply([quiet("2-3")], (), thorough=True)
-    host.put(IRQ.format(9), "0-1,4-7\n")
-    isolation.apply([], (), thorough=True)
-    assert host.shows(IRQ.format(9)) == "0-7\n"
-
-
 def test_what_another_program_chose_meanwhile_is_what_is_given_back(host: Host) -> None:
-    host.config = replace(ALWAYS, power_classes={"fast": FAST})
-    for name, text in POWER_FILES.items():
-        host.put(name, text)
+    with_power(host)
     pods = [asking("2-3", **{INTERRUPTS: "off", POWER: "fast"})]
     isolation, _ = host.start()
     isolation.apply(pods, (), thorough=True)
@@ -254,7 +229,8 @@ def test_what_another_program_chose_meanwhile_is_what_is_given_back(host: Host) 
     governor = f"{CPU}/cpufreq/scaling_governor"
     host.put(governor, "powersave\n")
     isolation.apply(pods, (), thorough=True)
-    assert (host.shows(IRQ.format(5)), host.shows(governor)) == ("7\n", "performance\n")
+    assert host.shows(IRQ.format(5)) == "7\n"
+    assert [host.shows(name) for name in POWER_FILES] == ["n/a\n", "performance\n", "3000000\n"]
     isolation.apply([], (), thorough=True)
     assert (host.shows(IRQ.format(5)), host.shows(governor)) == ("2-3,7\n", "powersave\n")
     assert host.saved() == {}
@@ -263,9 +239,7 @@ def test_what_another_program_chose_meanwhile_is_what_is_given_back(host: Host) 
 def test_what_the_kernel_makes_of_a_text_is_not_another_programs_choice(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host.config = IsolationConfig(power_classes={"fast": FAST})
-    for name, text in POWER_FILES.items():
-        host.put(name, text)
+    with_power(host)
     lowest, write = f"{CPU}/cpufreq/scaling_min_freq", FaultyPlaces.write
 
     def rounded(places: FaultyPlaces, place: str, text: str) -> None:
@@ -421,19 +395,6 @@ def test_a_thread_that_is_saved_while_a_cpu_is_offline_gets_that_back(host: Host
     assert HostPlaces(host.root).read("tasks/30/77") == "0-7"
 
 
-def test_a_power_class_is_set_for_the_cpus_of_its_pods_alone(host: Host) -> None:
-    host.config = IsolationConfig(power_classes={"fast": FAST})
-    for name, text in POWER_FILES.items():
-        host.put(name, text)
-    isolation, _ = host.start()
-    isolation.apply([powered("2", "fast", "a"), asking("4", "b")], (), thorough=True)
-    shown = {name: host.shows(name) for name in POWER_FILES}
-    assert list(shown.values()) == ["n/a\n", "performance\n", "3000000\n"]
-    assert isolation.report.conditions == {}
-    isolation.apply([], (), thorough=True)
-    assert {name: host.shows(name) for name in POWER_FILES} == POWER_FILES
-
-
 _FREQUENCIES: Final = f"{CPU}/cpufreq/scaling_{{}}_freq"
 _PREFERENCE: Final = f"{CPU}/cpufreq/energy_performance_preference"
 _GOVERNOR: Final = f"{CPU}/cpufreq/scaling_governor"
@@ -457,8 +418,7 @@ def test_frequencies_are_set_in_an_order_that_the_kernel_takes(
         _PREFERENCE: "balance_power\n",
         _UNCORE: "800000\n",
     }
-    for name, text in {**files, f"{CPU}/topology/physical_package_id": "1\n"}.items():
-        host.put(name, text)
+    host.put(f"{CPU}/topology/physical_package_id", "1\n")
     write = FaultyPlaces.write
 
     def as_the_kernel(places: FaultyPlaces, place: str, text: str) -> None:
@@ -478,7 +438,7 @@ def test_frequencies_are_set_in_an_order_that_the_kernel_takes(
         max_frequency=str(asked[1]),
         uncore_min_frequency="2000000",
     )
-    host.config = IsolationConfig(power_classes={"fast": fast})
+    with_power(host, fast, files)
     isolation, _ = host.start()
     isolation.apply([powered("2", "fast")], (), thorough=True)
     assert isolation.report.conditions == {}
@@ -493,8 +453,6 @@ def test_a_governor_that_resets_the_energy_preference_is_set_and_given_back_befo
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {_GOVERNOR: "powersave\n", _PREFERENCE: "balance_power\n"}
-    for name, text in files.items():
-        host.put(name, text)
     write = FaultyPlaces.write
 
     def reset(places: FaultyPlaces, place: str, text: str) -> None:
@@ -504,7 +462,7 @@ def test_a_governor_that_resets_the_energy_preference_is_set_and_given_back_befo
 
     monkeypatch.setattr(FaultyPlaces, "write", reset)
     fast = PowerClass(governor="schedutil", energy_preference="performance")
-    host.config = IsolationConfig(power_classes={"fast": fast})
+    with_power(host, fast, files)
     isolation, _ = host.start()
     isolation.apply([powered("2", "fast")], (), thorough=True)
     assert [host.shows(name) for name in files] == ["schedutil\n", "performance\n"]
@@ -513,9 +471,7 @@ def test_a_governor_that_resets_the_energy_preference_is_set_and_given_back_befo
 
 
 def test_a_setting_that_depends_on_another_is_tried_again_after_it(host: Host) -> None:
-    host.config = IsolationConfig(power_classes={"fast": FAST})
-    for name, text in POWER_FILES.items():
-        host.put(name, text)
+    with_power(host)
     isolation, _ = host.start()
     for pods in ([powered("2", "fast")], []):
         host.fault = reject_once(f"{CPU}/cpufreq/scaling_governor")

@@ -23,8 +23,7 @@ NAME: Final = "proc/irq/5/smp_affinity_list"
 ALL: Final = Mask.parse("0-7")
 #: What is exclusive from then on, or (True) what an administrator sets.
 STEPS: Final = st.lists(
-    st.tuples(st.booleans(), st.sets(st.integers(1, 7), max_size=6).map(Mask.from_ids)),
-    max_size=8,
+    st.tuples(st.booleans(), st.sets(st.integers(1, 7), max_size=6).map(Mask.from_ids)), max_size=8
 )
 
 

@@ -21,15 +21,7 @@ from cgroupfs.plan import Setting
 from sysfs.mask import EMPTY, Mask
 from tests.agent.isolation.hosts import BOOT
 from tests.agent.isolation.test_slices import OWN, Machine
-from tests.agent.reconcile.pods import (
-    OTHER,
-    exclusive,
-    on_host,
-    path_of,
-    pod,
-    pod_shared,
-    target,
-)
+from tests.agent.reconcile.pods import OTHER, exclusive, on_host, path_of, pod, pod_shared, target
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +32,12 @@ if TYPE_CHECKING:
 ROOT: Final = IsolationConfig(partitions=PartitionMode.ROOT)
 ASKED: Final = IsolationConfig(partitions=PartitionMode.ASKED)
 BESIDE: Final = pod(exclusive("main", "8-15"), uid=OTHER)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Machine:
+    """Return a machine of the cgroupfs driver."""
+    return Machine(tmp_path, Driver.CGROUPFS, ROOT)
 
 
 @pytest.fixture(params=list(Driver))
@@ -65,9 +63,7 @@ def conditions(machine: Machine) -> str:
     return " ".join(machine.isolation.report.conditions.values())
 
 
-def test_the_kernel_takes_a_pods_cpus_from_all_others_and_gives_them_back(
-    machine: Machine,
-) -> None:
+def test_the_kernel_takes_a_pods_cpus_from_all_others_and_gives_them_back(machine: Machine) -> None:
     assert machine.repair(target(OWN))
     assert partition(machine) == ("root", "2-3")
     # Nothing was asked of these: the kernel alone took the CPUs.
@@ -154,60 +150,66 @@ def bound_elsewhere() -> Desired:
     ],
 )
 def test_a_pod_that_is_more_than_its_own_cpus_is_none_and_that_is_a_condition(
-    tmp_path: Path, desired: Desired, why: str
+    plain: Machine, desired: Desired, why: str
 ) -> None:
-    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
-    machine.repair(desired)
+    plain.repair(desired)
     (of,) = desired.ledger.allocations.values()
-    assert partition(machine, of)[0] == "member"
-    assert why in conditions(machine)
+    assert partition(plain, of)[0] == "member"
+    assert why in conditions(plain)
 
 
 def test_a_kernel_without_remote_partitions_is_a_condition_and_the_sets_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(FILES, "cpuset.cpus.exclusive")
-    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
-    assert machine.repair(target(OWN))
-    assert machine.set(path_of(OWN)) == "2-3"
-    assert "the kernel has no remote partitions" in conditions(machine)
-    assert "partitions" not in machine.isolation.report.changed
+    assert plain.repair(target(OWN))
+    assert plain.set(path_of(OWN)) == "2-3"
+    assert "the kernel has no remote partitions" in conditions(plain)
+    assert "partitions" not in plain.isolation.report.changed
 
 
-def test_what_cannot_be_a_partition_is_a_condition_only_of_pods_that_ask(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
+def test_what_cannot_be_a_partition_is_a_condition_only_of_pods_that_ask(plain: Machine) -> None:
     shares = pod(exclusive("main", "2-3"), on_host("log"))
-    assert machine.repair(target(shares, pod(on_host("web"), uid=OTHER, qos=QosClass.BURSTABLE)))
-    assert conditions(machine) == ""
-    machine.isolation.note_invalid(None, {(OTHER, "a"): "first", (OWN.uid, "b"): "second"})
-    machine.isolation.note_invalid({OTHER}, {})
-    machine.isolation.apply((), (), thorough=True)
-    assert conditions(machine) == "second"
+    assert plain.repair(target(shares, pod(on_host("web"), uid=OTHER, qos=QosClass.BURSTABLE)))
+    assert conditions(plain) == ""
+    plain.isolation.note_invalid(None, {(OTHER, "a"): "first", (OWN.uid, "b"): "second"})
+    plain.isolation.note_invalid({OTHER}, {})
+    plain.isolation.apply((), (), thorough=True)
+    assert conditions(plain) == "second"
 
 
-def test_below_another_cgroup_root_no_pod_is_a_partition(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
-    assert machine.isolation.partitions({OWN.uid: OWN}, (), "box/kubepods") is None
-    machine.isolation.apply((), (), thorough=True)
-    assert "cgroupRoot is /box, which is not the agent's" in conditions(machine)
+def test_below_another_cgroup_root_no_pod_is_a_partition(plain: Machine) -> None:
+    assert plain.isolation.partitions({OWN.uid: OWN}, (), "box/kubepods") is None
+    plain.isolation.apply((), (), thorough=True)
+    assert "cgroupRoot is /box, which is not the agent's" in conditions(plain)
+
+
+def invalid(machine: Machine) -> str:
+    """Make the partition of `OWN` invalid; return its cgroup."""
+    assert machine.repair(target(OWN))
+    beside = f"{all_pods(machine)}/other"
+    machine.kernel.mkdir(beside)
+    machine.kernel.write(beside, "cpuset.cpus", "3-4")
+    assert partition(machine)[0] == "root invalid"
+    return path_of(OWN, machine.driver)
 
 
 def test_an_invalid_partition_is_reported_in_the_kernels_words_until_it_is_repaired(
     machine: Machine,
 ) -> None:
-    machine.repair(target(OWN))
-    beside = f"{all_pods(machine)}/other"
-    machine.kernel.mkdir(beside)
-    machine.kernel.write(beside, "cpuset.cpus", "3-4")
-    assert partition(machine)[0] == "root invalid"
+    beside, own = f"{all_pods(machine)}/other", invalid(machine)
     report = machine.enforcer.repair(target(OWN))
     assert report.ok
     assert [each.cause for each in report.unpartitioned] == [Cause.INVALID_PARTITION]
     assert "root invalid (Cpu list in cpuset.cpus not exclusive)" in report.notes[0]
-    assert machine.set(path_of(OWN, machine.driver)) == "2-3"
+    assert machine.set(own) == "2-3"
     machine.kernel.write(beside, "cpuset.cpus", "4")
     assert machine.repair(target(OWN))
     assert partition(machine) == ("root", "2-3")
+    machine.kernel.write(beside, "cpuset.cpus", "3-4")
+    machine.enforcer.releaser.pod(OWN)  # the partition ends before its cgroup is removed
+    assert not machine.kernel.exists(own)
+    assert machine.uses("") == "0-15"  # Linux 6.12 would not give them back afterwards
 
 
 def test_an_invalid_partition_is_not_exclusive_as_far_as_others_have_its_cpus(
@@ -229,45 +231,26 @@ def test_an_invalid_partition_is_not_exclusive_as_far_as_others_have_its_cpus(
     assert partition(machine) == ("root", "2-3")
 
 
-def invalid(machine: Machine) -> str:
-    """Make the partition of `OWN` invalid; return its cgroup."""
-    assert machine.repair(target(OWN))
-    beside = f"{all_pods(machine)}/other"
-    machine.kernel.mkdir(beside)
-    machine.kernel.write(beside, "cpuset.cpus", "3-4")
-    path = path_of(OWN, machine.driver)
-    assert partition(machine)[0] == "root invalid"
-    return path
-
-
-def test_an_invalid_partition_ends_before_its_cgroup_is_removed(machine: Machine) -> None:
-    invalid(machine)
-    machine.enforcer.releaser.pod(OWN)
-    assert not machine.kernel.exists(path_of(OWN, machine.driver))
-    assert machine.uses("") == "0-15"  # Linux 6.12 would not give them back afterwards
-
-
 @pytest.mark.parametrize("killed", [False, True])
 def test_the_cpus_of_a_partition_that_others_removed_while_invalid_are_taken_back(
-    tmp_path: Path, *, killed: bool
+    plain: Machine, *, killed: bool
 ) -> None:
-    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
-    machine.kernel.rmdir(invalid(machine))
-    assert machine.repair(target(BESIDE))
-    assert machine.uses("") == "0-1,4-7"  # seen once it may be a partition that just moves
+    plain.kernel.rmdir(invalid(plain))
+    assert plain.repair(target(BESIDE))
+    assert plain.uses("") == "0-1,4-7"  # seen once it may be a partition that just moves
     if killed:  # in the middle
-        machine.kernel.mkdir("numawarden-returned")
-        machine.kernel.write("numawarden-returned", "cpuset.cpus", "2-3")
-        machine.kernel.write("numawarden-returned", "cpuset.cpus.partition", "root")
-        machine.start()
-        machine.repair(target(BESIDE))
-    assert machine.repair(target(BESIDE))
-    assert (machine.uses(""), conditions(machine)) == ("0-7", "")
-    assert not machine.kernel.exists("numawarden-returned")
+        plain.kernel.mkdir("numawarden-returned")
+        plain.kernel.write("numawarden-returned", "cpuset.cpus", "2-3")
+        plain.kernel.write("numawarden-returned", "cpuset.cpus.partition", "root")
+        plain.start()
+        plain.repair(target(BESIDE))
+    assert plain.repair(target(BESIDE))
+    assert (plain.uses(""), conditions(plain)) == ("0-7", "")
+    assert not plain.kernel.exists("numawarden-returned")
 
 
-def test_lost_cpus_are_a_condition_until_the_kernel_gives_them_back(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
+def test_lost_cpus_are_a_condition_until_the_kernel_gives_them_back(plain: Machine) -> None:
+    machine = plain
     machine.kernel.rmdir(invalid(machine))
     machine.kernel.write("user.slice", "cpuset.cpus", "0-15")
     for _ in range(3):
@@ -279,35 +262,32 @@ def test_lost_cpus_are_a_condition_until_the_kernel_gives_them_back(tmp_path: Pa
 
 
 def test_a_cgroup_may_end_while_partitions_are_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
-    machine.repair(target(OWN))
-    children = machine.kernel.children
-    monkeypatch.setattr(machine.kernel, "children", lambda path: (*children(path), "gone"))
-    assert machine.repair(target(OWN))
-    assert conditions(machine) == ""
+    plain.repair(target(OWN))
+    children = plain.kernel.children
+    monkeypatch.setattr(plain.kernel, "children", lambda path: (*children(path), "gone"))
+    assert plain.repair(target(OWN))
+    assert conditions(plain) == ""
 
 
-def test_cpus_of_other_partitions_are_not_lost(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
-    machine.repair(target(OWN))
-    machine.kernel.mkdir("machine.slice")
-    machine.kernel.write("machine.slice", "cpuset.cpus", "6-7")
-    machine.kernel.write("machine.slice", "cpuset.cpus.partition", "isolated")
+def test_cpus_of_other_partitions_are_not_lost(plain: Machine) -> None:
+    plain.repair(target(OWN))
+    plain.kernel.mkdir("plain.slice")
+    plain.kernel.write("plain.slice", "cpuset.cpus", "6-7")
+    plain.kernel.write("plain.slice", "cpuset.cpus.partition", "isolated")
     for _ in range(3):
-        assert machine.repair(target(OWN))
-    assert machine.uses("") == "0-1,4-5,8-15"
-    assert partition(machine) == ("root", "2-3")
-    assert machine.kernel.read("machine.slice", "cpuset.cpus.partition") == "isolated\n"
+        assert plain.repair(target(OWN))
+    assert plain.uses("") == "0-1,4-5,8-15"
+    assert partition(plain) == ("root", "2-3")
+    assert plain.kernel.read("plain.slice", "cpuset.cpus.partition") == "isolated\n"
 
 
 def test_a_smaller_partition_than_asked_is_reported_with_what_the_kernel_gave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
-    machine.repair(target(OWN))
-    read_many = machine.kernel.read_many
+    plain.repair(target(OWN))
+    read_many = plain.kernel.read_many
 
     def smaller(path: str, files: tuple[str, ...]) -> tuple[str | None, ...]:
         # As Linux 7.0 has it where a cgroup beside the pod's lists CPU 3.
@@ -318,8 +298,8 @@ def test_a_smaller_partition_than_asked_is_reported_with_what_the_kernel_gave(
             for file, text in texts
         )
 
-    monkeypatch.setattr(machine.kernel, "read_many", smaller)
-    (left,) = machine.enforcer.verify(target(OWN)).remaining
+    monkeypatch.setattr(plain.kernel, "read_many", smaller)
+    (left,) = plain.enforcer.verify(target(OWN)).remaining
     assert left.cause is Cause.INVALID_PARTITION
     assert "gave the partition only 2 of 2-3" in left.detail
 
@@ -413,6 +393,7 @@ MAIN: Final = item(Role.CONTAINER, "main", "2-3", own=True)
         ([POD], None, "2-6", ("", "member")),
         # An ephemeral container, or no set of its own: the pod is none.
         ([item(Role.EPHEMERAL, "debug"), POD], "root", "2-6", ("2-6", "member")),
+        ([item(Role.EPHEMERAL, "debug"), POD, MAIN], "root", "2-3", ("2-3", "root")),
         ([item(Role.POD, whole=True)], "root", "", ("2-6", "member")),
         # What belongs to no container of its own keeps off what these have.
         ([POD, item(Role.SANDBOX, "pause", "0-15", whole=True)], "root", "2-6", ("", "member")),
@@ -459,74 +440,36 @@ def test_what_a_cgroup_is_decides_whether_it_is_a_partition(
     assert above.setting.values == {"cpuset.cpus.exclusive": exclusive_to_all}
 
 
-def test_all_cgroups_with_the_same_cpus_are_none() -> None:
-    both = [POD, MAIN, item(Role.CONTAINER, "old", "2-3", own=True)]
-    found = with_partitions(both, {MIXED.uid: "root"}, "kubepods", {MIXED.uid: MIXED})
-    shown = [each.setting.values.get("cpuset.cpus.partition") for each in found]
-    assert shown == [None, "root", "member", "member"]
-
-
-def test_an_ephemeral_container_ends_the_partition_of_the_pod_and_not_that_of_a_container(
-    tmp_path: Path,
-) -> None:
-    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
-    machine.repair(target(MIXED))
-    names = ("main", "side", "log")
-    inside = starts(machine, MIXED, *names)
-    machine.repair(bound(MIXED, machine, *names))
-    assert partition(machine, MIXED)[0] == "root"
-    shared = replace(MIXED, containers=(*MIXED.containers, on_host("debug")))
-    assert machine.repair(bound(shared, machine, *names))
-    assert partition(machine, MIXED)[0] == "member"
-    assert [machine.uses(each) for each in inside] == ["2-3", "4", "5-6"]
-    assert machine.uses("") == "0-1,5-15"
-    assert machine.repair(bound(MIXED, machine, *names))
-    assert partition(machine, MIXED)[0] == "root"
-    assert machine.uses("") == "0-1,7-15"
-    assert [machine.uses(each) for each in inside] == ["2-3", "4", "5-6"]
-
-
-def test_a_partition_that_lost_its_cpus_to_the_pods_is_made_again(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
-    machine.repair(target(MIXED))
-    (main,) = starts(machine, MIXED, "main")
-    assert machine.repair(bound(MIXED, machine, "main"))
+def test_a_partition_that_lost_its_cpus_to_the_pods_is_made_again(plain: Machine) -> None:
+    plain.repair(target(MIXED))
+    (main,) = starts(plain, MIXED, "main")
+    assert plain.repair(bound(MIXED, plain, "main"))
     for word in ("member", "root"):
-        machine.kernel.write(path_of(MIXED), "cpuset.cpus.partition", word)
-    assert machine.kernel.read(main, "cpuset.cpus.partition") == "root\n"
-    assert machine.uses(main) != "2-3"  # as Linux 6.12 has it
-    assert machine.repair(bound(MIXED, machine, "main"))
-    assert machine.uses(main) == "2-3"
+        plain.kernel.write(path_of(MIXED), "cpuset.cpus.partition", word)
+    assert plain.kernel.read(main, "cpuset.cpus.partition") == "root\n"
+    assert plain.uses(main) != "2-3"  # as Linux 6.12 has it
+    assert plain.repair(bound(MIXED, plain, "main"))
+    assert plain.uses(main) == "2-3"
 
 
-@pytest.mark.parametrize("by", ["restore", "disabling"])
+@pytest.mark.parametrize("by", ["restore", "restore of what others took", "disabling"])
 def test_partitions_end_by_command_and_when_they_are_switched_off(
     machine: Machine, by: str
 ) -> None:
     machine.repair(target(OWN, BESIDE))
-    machine.config = ROOT if by == "restore" else IsolationConfig()
+    machine.config = IsolationConfig() if by == "disabling" else ROOT
+    if by == "restore of what others took":
+        machine.kernel.write(all_pods(machine), "cpuset.cpus.exclusive", "\n")
     machine.start()
-    if by == "restore":
-        assert machine.isolation.restore() == ({}, 1)
-    else:
+    if by == "disabling":
         machine.repair(target(OWN, BESIDE))
+    else:
+        assert machine.isolation.restore() == ({}, 1)
     assert machine.uses("") == "0-15"
     assert [partition(machine, each)[0] for each in (OWN, BESIDE)] == ["member"] * 2
     for path in (all_pods(machine), path_of(OWN, machine.driver)):
         assert machine.kernel.read(path, "cpuset.cpus.exclusive") == "\n"
     assert Originals(machine.state, BOOT).load() == {}
-
-
-def test_partitions_end_by_command_though_another_took_their_cpus_from_all_pods(
-    machine: Machine,
-) -> None:
-    machine.repair(target(OWN))
-    machine.kernel.write(all_pods(machine), "cpuset.cpus.exclusive", "\n")
-    machine.start()
-    assert machine.isolation.restore() == ({}, 1)
-    assert partition(machine)[0] == "member"
-    own = path_of(OWN, machine.driver)
-    assert machine.kernel.read(own, "cpuset.cpus.exclusive") == "\n"
 
 
 def test_systemd_has_partitions_on_record_where_it_has_the_property(tmp_path: Path) -> None:
@@ -556,33 +499,32 @@ def test_systemd_has_partitions_on_record_where_it_has_the_property(tmp_path: Pa
 
 
 def test_threads_that_reclaim_a_nodes_memory_are_back_on_its_cpus_after_each_change(
-    tmp_path: Path,
+    plain: Machine,
 ) -> None:
-    machine = Machine(tmp_path, Driver.CGROUPFS, ROOT)
     for pid, name in ((2, "kthreadd"), (40, "kswapd0"), (41, "kauditd")):
-        directory = machine.root / f"proc/{pid}"
+        directory = plain.root / f"proc/{pid}"
         directory.mkdir(parents=True)
         rest = " ".join(["S", "2", *["0"] * 17, "7", *["0"] * 20])
         (directory / "stat").write_text(f"{pid} ({name}) {rest}\n")
-    node = machine.root / "sys/devices/system/node/node0"
+    node = plain.root / "sys/devices/system/node/node0"
     node.mkdir(parents=True)
     (node / "cpulist").write_text("0-7\n")
     before = {40: set(range(8)), 41: set(range(16))}
-    machine.places.affinities.update(before)
+    plain.places.affinities.update(before)
     outside = set(range(16)) - {2, 3}
 
     def changed(desired: Desired) -> None:
-        machine.enforcer.repair(desired)
+        plain.enforcer.repair(desired)
         # What the kernel does, up to Linux 6.19.
-        machine.places.affinities.update({40: set(outside), 41: set(outside)})
-        machine.isolation.apply(desired.ledger.allocations.values(), (), thorough=True)
+        plain.places.affinities.update({40: set(outside), 41: set(outside)})
+        plain.isolation.apply(desired.ledger.allocations.values(), (), thorough=True)
 
     changed(target(OWN))
-    assert machine.places.affinities == {40: {0, 1, 4, 5, 6, 7}, 41: outside}
-    machine.places.writes.clear()
-    machine.isolation.restore()
-    assert machine.places.writes == ["cgroup/kubepods/cpuset.cpus.exclusive", "tasks/40/7"]
+    assert plain.places.affinities == {40: {0, 1, 4, 5, 6, 7}, 41: outside}
+    plain.places.writes.clear()
+    plain.isolation.restore()
+    assert plain.places.writes == ["cgroup/kubepods/cpuset.cpus.exclusive", "tasks/40/7"]
     changed(target(OWN))
     outside = set(range(16))
     changed(target())
-    assert machine.places.affinities[40] == before[40]
+    assert plain.places.affinities[40] == before[40]

@@ -97,7 +97,9 @@ def test_the_hosts_slices_use_what_is_not_exclusive_and_all_again_afterwards(
 ) -> None:
     assert machine.repair(target())
     assert [machine.set(each) for each in SLICES] == ["", "", ""]
+    machine.systemd.start_scope("vm-1.scope", "machine.slice", 13)
     assert machine.repair(target(OWN))
+    assert machine.kernel.allowed(13)[0] == Mask.parse("0-1,4-15")
     assert [machine.uses(each) for each in SLICES] == ["0-1,4-15"] * 3
     assert machine.kernel.allowed(10)[0] == Mask.parse("0-1,4-15")
     assert machine.repair(target(OWN, pod(exclusive("main", "8-15"), uid=OTHER)))
@@ -158,28 +160,12 @@ def test_a_slice_that_ended_is_forgotten(machine: Machine) -> None:
     assert machine.isolation.restore()[0] == {}
 
 
-def test_a_slice_that_another_process_widened_is_drift_and_narrowed_again(
-    machine: Machine,
-) -> None:
+def test_a_slice_that_another_process_widened_is_drift_and_narrowed_again(machine: Machine) -> None:
     machine.repair(target(OWN))
     machine.kernel.write("system.slice", "cpuset.cpus", "0-15")
     report = machine.enforcer.repair(target(OWN))
     assert [each.cgroup for each in report.drift] == ["system.slice"]
     assert machine.uses("system.slice") == "0-1,4-15"
-
-
-def test_a_set_of_its_own_stays_as_far_as_it_is_not_exclusive(machine: Machine) -> None:
-    machine.kernel.write("user.slice", "cpuset.cpus", "1-2")
-    machine.repair(target(OWN))
-    assert machine.set("user.slice") == "1"
-    machine.repair(target())
-    assert machine.set("user.slice") == "1-2"
-
-
-def test_virtual_machines_use_what_is_not_exclusive(machine: Machine) -> None:
-    machine.systemd.start_scope("vm-1.scope", "machine.slice", 13)
-    machine.repair(target(OWN))
-    assert machine.kernel.allowed(13)[0] == Mask.parse("0-1,4-15")
 
 
 def recorded(machine: Machine) -> str:
@@ -208,20 +194,6 @@ def test_with_nothing_exclusive_no_set_of_any_slice_is_the_agents(machine: Machi
         assert machine.set("system.slice") == "0-3"
         machine.start()
     assert ("set", "system.slice") not in machine.systemd.calls
-
-
-def test_what_an_administrator_sets_stays_as_far_as_it_is_not_exclusive(machine: Machine) -> None:
-    machine.repair(target(OWN))
-    for cpus, left in (("0-1", "0-1"), ("1-3", "1"), ("2-5", "4-5")):
-        administrator_sets(machine, cpus)
-        assert machine.repair(target(OWN))
-        assert machine.set("system.slice") == left
-        assert machine.repair(target(OWN, pod(exclusive("main", "8-15"), uid=OTHER)))
-        assert machine.set("system.slice") == left
-    assert machine.repair(target())
-    assert machine.set("system.slice") == "2-5"
-    if machine.driver is Driver.SYSTEMD:
-        assert recorded(machine) == "2-5"
 
 
 def test_what_systemd_had_on_record_of_the_agents_is_not_taken_for_an_administrators(
@@ -279,9 +251,7 @@ def test_a_slice_of_which_systemd_alone_has_the_agents_set_gets_back_what_the_un
     assert machine.uses("system.slice") == "0-15"
 
 
-def test_what_systemd_has_on_record_stays_saved_where_systemd_is_not_asked(
-    tmp_path: Path,
-) -> None:
+def test_what_systemd_has_on_record_stays_saved_where_systemd_is_not_asked(tmp_path: Path) -> None:
     machine = Machine(tmp_path, Driver.SYSTEMD)
     machine.repair(target(OWN))
     machine.driver = Driver.CGROUPFS
@@ -417,9 +387,7 @@ def test_a_unit_whose_own_set_has_exclusive_cpus_is_a_condition_that_names_it(
     )
 
 
-def test_a_unit_inside_that_has_exclusive_cpus_keeps_them_and_that_is_noted(
-    tmp_path: Path,
-) -> None:
+def test_a_unit_inside_that_has_exclusive_cpus_keeps_them_and_that_is_noted(tmp_path: Path) -> None:
     from agent.managers.allocation import Binding, Bindings  # noqa: PLC0415
 
     machine = Machine(tmp_path, Driver.CGROUPFS)

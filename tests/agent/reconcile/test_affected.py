@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
+import pytest
 from msgspec.structs import replace
 
 from agent.managers.allocation import Binding, Bindings
 from agent.pods.model import QosClass
 from agent.reconcile.target import NO_PODS, AffectedPods, scope_of
-from tests.agent.reconcile.pods import OTHER, UID, exclusive, mixed, on_host, pod, target
+from tests.agent.reconcile.pods import exclusive, mixed, on_host, pod, target
 
 if TYPE_CHECKING:
     from agent.reconcile.target import Desired
@@ -17,107 +18,88 @@ WEB = pod(on_host("web"), uid="web")
 API = pod(on_host("api"), uid="api")
 DATABASE = mixed(uid="database")
 BATCH = pod(exclusive("batch", "8-9"), uid="batch")
+HALF = pod(exclusive("own", "4"), on_host("rest"), uid="api")
+BURSTABLE, SPLIT = (replace(each, qos=QosClass.BURSTABLE) for each in (WEB, DATABASE))
+CHANGED = replace(WEB, containers=(on_host("web", limit=500),))
+MOVED = replace(BATCH, containers=(exclusive("batch", "8"),))
 
 
-def shares(uid: str, _pool: Mask) -> bool:
-    return uid in ("web", "api")
+def bound(desired: Desired, *bindings: tuple[str, str]) -> Desired:
+    entries = tuple(Binding(uid, uid, cgroup) for uid, cgroup in bindings)
+    return replace(desired, bindings=Bindings(entries))
 
 
-def scope(before: Desired | None, after: Desired, uid: str | None = None) -> AffectedPods | None:
+def affects(*uids: str, of_class: str = "", **more: Any) -> AffectedPods:  # noqa: ANN401
+    """Return these pods and, by its letters, the pods whose own cgroups are looked at."""
+    return AffectedPods(frozenset(uids), boundaries=frozenset(of_class.split()), **more)
+
+
+ELSEWHERE = ("web", "system.slice/x")
+INSIDE = ("api", "kubepods/podapi/x")
+PAIR = target(WEB, API)
+#: What was desired, what is desired now, the pod that was asked for, and what is looked at.
+CASES: Final[dict[str, tuple[Desired | None, Desired, str, AffectedPods | None]]] = {
+    "all where nothing is known": (None, target(WEB), "web", None),
+    "none without a change": (target(WEB, BATCH), target(WEB, BATCH), "", affects()),
+    "a pod in the pool alone": (target(WEB, BATCH), target(WEB, BATCH, API), "api", affects("api")),
+    # CPUs change hands: the own cgroups of Guaranteed pods have less.
+    "those that lose CPUs": (
+        target(WEB), target(WEB, BATCH), "batch", affects("batch", of_class="web", orphaned=True),
+    ),
+    "those of a pod that is asked for again": (
+        target(WEB, BATCH), target(WEB, BATCH), "batch",
+        affects("batch", of_class="web", orphaned=True),
+    ),
+    "no pods that inherit from their class": (
+        target(BURSTABLE), target(BURSTABLE, BATCH), "batch", affects("batch", orphaned=True),
+    ),
+    "all where a class does not confine": (target(SPLIT), target(SPLIT, BATCH), "batch", None),
+    "all after a class did not": (target(SPLIT, BATCH), target(BATCH), "", None),
+    "a pod that shares beside CPUs of its own, in full": (
+        target(HALF, WEB), target(HALF, WEB, BATCH), "batch",
+        affects("api", "batch", of_class="web", orphaned=True),
+    ),
+    "a pod bound elsewhere, in full": (
+        bound(PAIR, ELSEWHERE, INSIDE), bound(target(WEB, API, BATCH), ELSEWHERE, INSIDE), "batch",
+        affects("batch", "web", of_class="api", orphaned=True),
+    ),
+    "a change that came unasked": (
+        target(WEB, BATCH), target(CHANGED, BATCH, API), "api", affects("web", "api", gone=(WEB,)),
+    ),
+    "CPUs that changed unasked": (
+        target(WEB, BATCH), target(WEB, MOVED, API), "api",
+        affects("api", "batch", of_class="web", gone=(BATCH,), orphaned=True),
+    ),
+    "a pod that left": (target(WEB, API, BATCH), target(WEB, BATCH), "", affects(gone=(API,))),
+    "those that CPUs come back to": (
+        target(WEB, API, DATABASE, BATCH), target(WEB, API, DATABASE), "",
+        affects(of_class="web api database", gone=(BATCH,), orphaned=True),
+    ),
+    "who gets a cgroup": (PAIR, bound(PAIR, ELSEWHERE), "", affects("web")),
+    "who gets it and who loses it": (
+        bound(PAIR, ELSEWHERE), bound(PAIR, ("api", "system.slice/x")), "", affects("web", "api"),
+    ),
+    "who loses it": (bound(PAIR, ELSEWHERE), PAIR, "", affects("web")),
+    "who is bound around it": (
+        bound(PAIR, ELSEWHERE), bound(PAIR, ELSEWHERE, ("api", "system.slice/x/y")), "",
+        affects("web", "api"),
+    ),
+    "who was bound inside": (
+        bound(PAIR, ELSEWHERE, ("api", "system.slice/x/y")), bound(PAIR, ELSEWHERE), "",
+        affects("web", "api"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_change_affects(case: str) -> None:
+    before, after, uid, expected = CASES[case]
+
+    def shares(uid: str, _pool: Mask) -> bool:
+        return uid in ("web", "api")
+
     classes = NO_PODS.of(after.ledger.allocations)
-    uids = () if uid is None else (uid,)
-    return scope_of(before, after, uids, shares, frozenset(), "kubepods", classes)
-
-
-def test_everything_is_looked_at_when_nothing_is_known_to_be_enforced() -> None:
-    assert scope(None, target(WEB), "web") is None
-
-
-def test_a_pod_in_the_shared_pool_concerns_itself_only() -> None:
-    assert scope(target(WEB, BATCH), target(WEB, BATCH, API), "api") == AffectedPods(
-        frozenset({"api"})
+    uids = filter(None, (uid,))
+    assert (
+        scope_of(before, after, tuple(uids), shares, frozenset(), "kubepods", classes) == expected
     )
-
-
-def test_where_cpus_change_hands_the_own_cgroups_of_guaranteed_pods_are_looked_at() -> None:
-    found = AffectedPods(frozenset({"batch"}), boundaries=frozenset({"web"}), orphaned=True)
-    assert scope(target(WEB), target(WEB, BATCH), "batch") == found
-    assert scope(target(WEB, BATCH), target(WEB, BATCH), "batch") == found
-
-
-def test_pods_of_other_classes_inherit_from_their_class_and_are_left_out() -> None:
-    burstable = replace(WEB, qos=QosClass.BURSTABLE)
-    assert scope(target(burstable), target(burstable, BATCH), "batch") == AffectedPods(
-        frozenset({"batch"}), orphaned=True
-    )
-
-
-def test_a_class_with_a_pod_that_has_cpus_of_its_own_does_not_confine() -> None:
-    split = replace(DATABASE, qos=QosClass.BURSTABLE)
-    assert scope(target(split), target(split, BATCH), "batch") is None
-    assert scope(target(split, BATCH), target(BATCH)) is None
-
-
-def test_a_pod_that_shares_beside_cpus_of_its_own_is_looked_at_in_full() -> None:
-    half = pod(exclusive("own", "4"), on_host("rest"), uid="api")
-    found = scope(target(half, WEB), target(half, WEB, BATCH), "batch")
-    assert found == AffectedPods(
-        frozenset({"api", "batch"}), boundaries=frozenset({"web"}), orphaned=True
-    )
-
-
-def test_a_pod_bound_outside_of_the_pods_is_looked_at_in_full() -> None:
-    inside = Binding("api", "api", "kubepods/podapi/x")
-    bound = Bindings().with_binding(Binding("web", "web", "system.slice/x")).with_binding(inside)
-    before, after = target(WEB, API), target(WEB, API, BATCH)
-    found = scope(replace(before, bindings=bound), replace(after, bindings=bound), "batch")
-    assert found == AffectedPods(
-        frozenset({"batch", "web"}), boundaries=frozenset({"api"}), orphaned=True
-    )
-
-
-def test_a_change_that_came_unasked_is_looked_at_too() -> None:
-    changed = replace(WEB, containers=(on_host("web", limit=500),))
-    before, after = target(WEB, BATCH), target(changed, BATCH, API)
-    assert scope(before, after, "api") == AffectedPods(frozenset({"web", "api"}), gone=(WEB,))
-    moved = replace(BATCH, containers=(exclusive("batch", "8"),))
-    assert scope(target(WEB, BATCH), target(WEB, moved, API), "api") == AffectedPods(
-        frozenset({"api", "batch"}), (BATCH,), frozenset({"web"}), orphaned=True
-    )
-
-
-def test_no_change_affects_no_pod() -> None:
-    same = target(WEB, BATCH)
-    assert scope(same, same) == AffectedPods(frozenset())
-
-
-def test_a_pod_that_left_the_shared_pool_leaves_its_own_cgroup() -> None:
-    assert scope(target(WEB, API, BATCH), target(WEB, BATCH)) == AffectedPods(
-        frozenset(), gone=(API,)
-    )
-
-
-def test_cpus_that_come_back_affect_the_own_cgroups_of_guaranteed_pods() -> None:
-    found = scope(target(WEB, API, DATABASE, BATCH), target(WEB, API, DATABASE))
-    boundaries = frozenset({"web", "api", "database"})
-    assert found == AffectedPods(frozenset(), (BATCH,), boundaries, orphaned=True)
-
-
-def test_a_binding_concerns_both_who_loses_and_who_gets_a_cgroup() -> None:
-    first, second = pod(on_host("a"), uid=UID), pod(on_host("b"), uid=OTHER)
-    before = target(first, second, WEB)
-    bound = Bindings().with_binding(Binding(UID, "a", "system.slice/x"))
-    taken = bound.with_binding(Binding(OTHER, "b", "system.slice/x"))
-    old, new = replace(before, bindings=bound), replace(before, bindings=taken)
-    assert scope(before, old) == AffectedPods(frozenset({UID}))
-    assert scope(old, new) == AffectedPods(frozenset({UID, OTHER}))
-    assert scope(new, before) == AffectedPods(frozenset({OTHER}))
-
-
-def test_a_binding_affects_pods_that_are_bound_around_it_or_inside() -> None:
-    first, second = pod(on_host("a"), uid=UID), pod(on_host("b"), uid=OTHER)
-    before = target(first, second, WEB)
-    outer = Bindings().with_binding(Binding(UID, "a", "system.slice/x"))
-    both = outer.with_binding(Binding(OTHER, "b", "system.slice/x/y"))
-    old, new = replace(before, bindings=outer), replace(before, bindings=both)
-    assert scope(old, new) == scope(new, old) == AffectedPods(frozenset({UID, OTHER}))

@@ -7,37 +7,29 @@ import stat
 from typing import TYPE_CHECKING
 
 import pytest
-from msgspec.structs import replace
 
-from agent.managers.allocation import ContainerAllocation, Isolation, MemoryBlock, PodAllocation
-from agent.pods.model import ContainerKind, QosClass
 from agent.reconcile.assigned import AssignedFiles
 from agent.reconcile.desired import DesiredCgroup, Role
 from agent.reconcile.report import CgroupReport, CgroupReports, EnforcementReport
 from cgroupfs.plan import Setting
 from cgroupfs.state import CgroupState
 from sysfs.mask import Mask
+from tests.agent.reconcile import pods
+from tests.agent.reconcile.pods import exclusive, on_host
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from agent.managers.allocation import PodAllocation
 
 UID = "u-1"
 ALL = EnforcementReport()
 
 
-def pod(cpus: str | None, mems: str = "", uid: str = UID) -> PodAllocation:
-    own = ContainerAllocation(
-        "main",
-        ContainerKind.APP,
-        Isolation.HOST if cpus is None else Isolation.CONTAINER,
-        None if cpus is None else Mask.parse(cpus),
+def pod(cpus: str | None, node: int | None = None, uid: str = UID) -> PodAllocation:
+    return pods.pod(
+        on_host("main") if cpus is None else exclusive("main", cpus, node=node), uid=uid
     )
-    container = own if not mems else with_memory(own, mems)
-    return PodAllocation(uid, "web", "shop", QosClass.GUARANTEED, "", (container,))
-
-
-def with_memory(container: ContainerAllocation, mems: str) -> ContainerAllocation:
-    return replace(container, memory=(MemoryBlock("memory", 1 << 30, Mask.parse(mems)),))
 
 
 def shown(cpus: str) -> EnforcementReport:
@@ -67,7 +59,7 @@ def read(root: Path, uid: str = UID) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("allocation", "report", "content"),
     [
-        (pod("2-3", "0"), ALL, ("2-3", "0")),  # its container has not started
+        (pod("2-3", 0), ALL, ("2-3", "0")),  # its container has not started
         (pod("2-3"), shown("2"), ("2", "")),  # CPU 3 is offline
         (pod("2-3"), shown("0-7"), ("2-3", "")),  # not enforced
         (pod(None), shown("0-7"), ("", "")),  # the shared pool belongs to no container
@@ -93,8 +85,8 @@ def test_a_file_has_what_was_allocated_and_the_kernel_gives(
 def test_cpus_leave_a_file_before_the_change_and_come_after_it(
     files: AssignedFiles, root: Path
 ) -> None:
-    files.after({UID: pod("2-3", "0")}, ALL)
-    moved = {UID: pod("3-4", "0")}
+    files.after({UID: pod("2-3", 0)}, ALL)
+    moved = {UID: pod("3-4", 0)}
     files.before(moved)
     assert read(root) == ("3", "0")
     files.after(moved, EnforcementReport(compared=False))
@@ -104,12 +96,12 @@ def test_cpus_leave_a_file_before_the_change_and_come_after_it(
 
 
 def test_what_another_process_changed_is_written_again(files: AssignedFiles, root: Path) -> None:
-    pods = {UID: pod("2-3")}
-    files.after(pods, ALL)
+    running = {UID: pod("2-3")}
+    files.after(running, ALL)
     file = root / UID / "main/assigned.cpuset"
     for damage in (file.unlink, lambda: file.write_text("0"), lambda: file.chmod(0o600)):
         damage()
-        files.after(pods, ALL)
+        files.after(running, ALL)
         assert read(root) == ("2-3", "")
         assert stat.S_IMODE(file.stat().st_mode) == 0o644
 

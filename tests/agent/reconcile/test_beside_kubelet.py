@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from agent.pods.model import QosClass
 from agent.reconcile.diff import Cause
@@ -26,10 +26,9 @@ from tests.agent.reconcile.pods import (
 from tests.fakes.systemd import FakeSystemd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import pytest
 
     from cgroupfs.emulated.kernel import EmulatedKernel
-    from systemd.bus import Systemd
 
 ALL_PODS: Final = "kubepods.slice"
 BURSTABLE: Final = f"{ALL_PODS}/kubepods-burstable.slice"
@@ -92,17 +91,6 @@ def test_a_pods_slice_gets_sets_and_no_quota_and_keeps_the_kubelets_limits() -> 
     systemd.start_transient("other.slice", [])
     assert shown(tree, cgroup, *SETS) == ["2-7", "0", "max 100000"]
     assert enforcer.verify(target(mixed())).ok
-
-
-def test_the_quota_that_a_resize_sets_is_lifted_again() -> None:
-    tree, systemd, enforcer = beside_kubelet()
-    cgroup = path_of(mixed(), Driver.SYSTEMD)
-    start_pod(systemd, cgroup)
-    assert enforcer.enforce(target(mixed())).ok
-    unit = cgroup.rpartition("/")[2]
-    systemd.set_properties(unit, [cpu_weight(80), *cpu_quota(700_000, 100_000)])
-    assert enforcer.repair(target(mixed())).ok
-    assert shown(tree, cgroup, *SETS, "cpu.weight") == ["2-7", "0", "max 100000", "80"]
 
 
 def test_a_quota_of_a_pod_that_another_process_writes_is_drift_and_the_kubelets_is_not() -> None:
@@ -187,40 +175,20 @@ def test_a_kubelet_of_the_cgroupfs_driver_is_left_its_directories_too() -> None:
     assert shown(tree, cgroup, *SETS) == ["2-7", "0", "max 100000"]
 
 
-class Counted:
-    """A systemd whose questions and changes are counted."""
-
-    def __init__(self, systemd: FakeSystemd) -> None:
-        self._systemd = systemd
-        self.calls: list[tuple[str, str]] = []
-
-    def __getattr__(self, name: str) -> Callable[..., object]:
-        def counted(unit: str | Sequence[tuple[str, object]], *further: object) -> object:
-            units = [unit] if isinstance(unit, str) else [each for each, _ in unit]
-            self.calls.extend((name, each) for each in units)
-            result: object = getattr(self._systemd, name)(unit, *further)
-            return result
-
-        return counted
-
-
-def counted() -> tuple[FakeSystemd, Counted, Enforcer]:
-    """Return what `beside_kubelet` does, with the enforcer's calls of systemd counted."""
-    tree, systemd, _ = beside_kubelet()
-    bus = Counted(systemd)
-    driver = SliceCgroups(tree, cast("Systemd", bus), makes=False)
-    enforcer = Enforcer(tree, layout(Driver.SYSTEMD), driver)
-    assert enforcer.prepare().ok
-    assert enforcer.enforce(target()).ok
-    return systemd, bus, enforcer
-
-
-def test_a_pod_whose_slice_was_confined_before_its_admission_is_not_asked_about_again() -> None:
-    systemd, bus, enforcer = counted()
+def test_a_pod_whose_slice_was_confined_before_its_admission_is_not_asked_about_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, systemd, enforcer = beside_kubelet()
     cgroup = path_of(mixed(), Driver.SYSTEMD)
     start_pod(systemd, cgroup)
     assert enforcer.enforce(target()).ok
-    bus.calls.clear()
+    asked, ask, unit = list[str](), systemd.unit_properties, cgroup.rpartition("/")[2]
+
+    def noted(of: str, *names: str) -> tuple[object, ...]:
+        asked.append(of)
+        return ask(of, *names)
+
+    monkeypatch.setattr(systemd, "unit_properties", noted)
+    systemd.calls.clear()
     assert enforcer.enforce_change(target(mixed()), mixed().uid).ok
-    unit = cgroup.rpartition("/")[2]
-    assert [name for name, about in bus.calls if about == unit] == ["set_properties_of"]
+    assert (unit in asked, systemd.calls.count(("set", unit))) == (False, 1)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
@@ -35,7 +35,7 @@ from tests.agent.reconcile.pods import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.managers.allocation import PodAllocation
+    from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.pods.model import Named
     from agent.reconcile.identify import KnownContainers
     from cgroupfs.emulated.kernel import EmulatedKernel
@@ -95,44 +95,34 @@ def found(
     }
 
 
-def test_a_pod_without_a_cgroup_is_known_with_its_path() -> None:
-    located = look(kernel(), mixed()).pods[UID]
-    assert (located.cgroup, located.exists, located.containers) == (POD, False, ())
-
-
-def test_children_are_identified_by_name_and_the_rest_is_unknown() -> None:
+def test_children_are_identified_by_binding_else_by_name_and_the_rest_is_unknown() -> None:
     tree = kernel()
     make(tree, f"{POD}/db", f"{POD}/shop-backup", f"{POD}/0f3a")
-    assert found(look(tree, mixed())) == {
+    named = {
         f"{POD}/db": ("db", IdentifiedBy.NAME),
         f"{POD}/shop-backup": ("backup", IdentifiedBy.NAME),
         f"{POD}/0f3a": (None, IdentifiedBy.UNKNOWN),
     }
-
-
-def test_a_binding_wins_over_a_name() -> None:
-    tree = kernel()
-    make(tree, f"{POD}/db")
+    assert found(look(tree, mixed())) == named
     bindings = Bindings((Binding(UID, "backup", f"{POD}/db"),))
-    assert found(look(tree, mixed(), bindings=bindings)) == {
-        f"{POD}/db": ("backup", IdentifiedBy.BOUND)
-    }
+    bound = {f"{POD}/db": ("backup", IdentifiedBy.BOUND)}
+    assert found(look(tree, mixed(), bindings=bindings)) == named | bound
 
 
-def test_the_only_container_is_whatever_runs_in_the_pod() -> None:
+@pytest.mark.parametrize(
+    ("containers", "name", "by"),
+    [
+        ([exclusive("db", "2-5")], "db", IdentifiedBy.ONLY),
+        ([on_host("a", limit=500), on_host("b", limit=500)], None, IdentifiedBy.ALIKE),
+        ([on_host("a", limit=500), on_host("b", limit=600)], None, IdentifiedBy.UNKNOWN),
+    ],
+)
+def test_a_name_does_not_matter_where_no_container_has_other_settings(
+    containers: list[ContainerAllocation], name: str | None, by: IdentifiedBy
+) -> None:
     tree = kernel()
     make(tree, f"{POD}/0f3a")
-    allocation = pod(exclusive("db", "2-5"))
-    assert found(look(tree, allocation)) == {f"{POD}/0f3a": ("db", IdentifiedBy.ONLY)}
-
-
-def test_where_all_have_the_same_settings_the_name_does_not_matter() -> None:
-    tree = kernel()
-    make(tree, f"{POD}/0f3a")
-    alike = pod(on_host("a", limit=500), on_host("b", limit=500))
-    assert found(look(tree, alike)) == {f"{POD}/0f3a": (None, IdentifiedBy.ALIKE)}
-    other_quota = pod(on_host("a", limit=500), on_host("b", limit=600))
-    assert found(look(tree, other_quota)) == {f"{POD}/0f3a": (None, IdentifiedBy.UNKNOWN)}
+    assert found(look(tree, pod(*containers))) == {f"{POD}/0f3a": (name, by)}
 
 
 def showing(sets: dict[str, str]) -> EmulatedKernel:
@@ -185,19 +175,25 @@ class Finder:
         raise NotImplementedError
 
 
-def test_a_finder_is_asked_before_names_are_looked_at() -> None:
-    assert identify(mixed(), [f"{POD}/x"], Finder()) == (("backup", IdentifiedBy.RUNTIME),)
-    assert identify(mixed(), [f"{POD}/y"], Finder()) == ((None, IdentifiedBy.EPHEMERAL),)
-    assert identify(mixed(), [f"{POD}/db"], Finder()) == (("db", IdentifiedBy.NAME),)
+ONE = pod(exclusive("db", "2-5"))
 
 
-def test_in_a_pod_with_one_container_neither_sandbox_nor_ephemeral_container_is_taken_for_it() -> (
-    None
-):
-    one = pod(exclusive("db", "2-5"))
-    assert identify(one, [f"{POD}/z"], Finder()) == ((None, IdentifiedBy.SANDBOX),)
-    assert identify(one, [f"{POD}/y"], Finder()) == ((None, IdentifiedBy.EPHEMERAL),)
-    assert identify(one, [f"{POD}/unknown"], Finder()) == (("db", IdentifiedBy.ONLY),)
+@pytest.mark.parametrize(
+    ("allocation", "cgroup", "name", "by"),
+    [
+        (mixed(), "x", "backup", IdentifiedBy.RUNTIME),
+        (mixed(), "y", None, IdentifiedBy.EPHEMERAL),
+        (mixed(), "db", "db", IdentifiedBy.NAME),
+        # Of a pod with one container neither sandbox nor ephemeral container is taken for it.
+        (ONE, "z", None, IdentifiedBy.SANDBOX),
+        (ONE, "y", None, IdentifiedBy.EPHEMERAL),
+        (ONE, "unknown", "db", IdentifiedBy.ONLY),
+    ],
+)
+def test_a_finder_is_asked_before_names_are_looked_at(
+    allocation: PodAllocation, cgroup: str, name: str | None, by: IdentifiedBy
+) -> None:
+    assert identify(allocation, [f"{POD}/{cgroup}"], Finder()) == ((name, by),)
 
 
 def test_what_was_identified_before_changes_nothing_of_what_is_identified_now() -> None:
@@ -227,16 +223,6 @@ def test_what_was_identified_before_changes_nothing_of_what_is_identified_now() 
             now = identify_cgroups(tree, layout(), aim, bindings, finder)
             again = identify_cgroups(tree, layout(), aim, bindings, finder, known=before)
             assert again == now
-
-
-def test_the_same_containers_in_another_cgroup_of_the_pod_are_identified_again() -> None:
-    tree, aim, known = kernel(), ledger(mixed()), dict[str, Any]()
-    places = [layout(driver) for driver in (Driver.CGROUPFS, Driver.SYSTEMD)]
-    for place in places:
-        path = path_of(mixed(), place.driver)
-        make(tree, f"{path}/db")
-        found = identify_cgroups(tree, place, aim, NO_BINDINGS, known=known).pods[UID]
-        assert [each.cgroup for each in found.containers] == [f"{path}/db"]
 
 
 def test_cgroups_around_a_bound_one_are_not_containers() -> None:

@@ -82,11 +82,6 @@ def test_a_changed_file_is_shown_beside_what_is_desired(
     assert (drift.desired, drift.observed, drift.cause) == (desired, value, Cause.UNKNOWN)
 
 
-def test_what_is_not_desired_is_not_looked_at(kernel: EmulatedKernel) -> None:
-    kernel.write(APP, "cpu.max", "max")
-    assert verify(kernel, (Setting(APP, cpus=CPUS),)) == ()
-
-
 def test_a_parent_that_became_too_narrow_is_named(kernel: EmulatedKernel) -> None:
     kernel.write("pods", "cpuset.cpus", "0-2")
     drifts = verify(kernel, DESIRED)
@@ -185,15 +180,3 @@ def test_the_writer_is_deduced_from_what_others_have_on_record(
     kernel.write(APP, file, value)
     desired = (replace(DESIRED[1]),)
     assert only(verify(kernel, desired, records={APP: records})).cause is cause
-
-
-def test_containers_that_a_runtime_updated_one_after_the_other_are_not_attributed_to_systemd(
-    kernel: EmulatedKernel,
-) -> None:
-    kernel.mkdir("pods/a/side")
-    both = WriterRecords(systemd=SPEC, runtime=SPEC)
-    desired = (DESIRED[1], Setting("pods/a/side", values=quota(20_000)))
-    for path in (APP, "pods/a/side"):
-        kernel.write(path, "cpu.max", "140000")
-    drifts = verify(kernel, desired, records={APP: both, "pods/a/side": both})
-    assert [drift.cause for drift in drifts] == [Cause.RUNTIME_UPDATE] * 2

@@ -3,9 +3,8 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
-from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from hypothesis import given, settings
@@ -42,7 +41,7 @@ from tests.agent.reconcile.pods import (
 from tests.fakes.kernel import Died, FaultyTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from agent.managers.allocation import PodAllocation
     from agent.reconcile.desired import PartitionWords
@@ -56,15 +55,16 @@ WEB_POD = path_of(WEB)
 FREE = ONLINE - Mask.parse("2-7")
 
 
-def started(tree: EmulatedKernel) -> Enforcer:
+def started() -> tuple[EmulatedKernel, Enforcer]:
     """Admit the mixed pod and a shared one, start their containers, enforce."""
+    tree = kernel()
     enforcer = directories(tree)
     assert enforcer.enforce(target(mixed(), WEB)).ok
     for pid, name in enumerate(("db", "backup", "metrics"), start=1):
         run(tree, f"{POD}/{name}", pid)
     run(tree, f"{WEB_POD}/web", 4)
     assert enforcer.enforce(target(mixed(), WEB)).ok
-    return enforcer
+    return tree, enforcer
 
 
 def shown(tree: CgroupTree, cgroup: str) -> tuple[str, str, str]:
@@ -74,8 +74,7 @@ def shown(tree: CgroupTree, cgroup: str) -> tuple[str, str, str]:
 
 
 def test_running_processes_get_what_the_ledger_says() -> None:
-    tree = kernel()
-    started(tree)
+    tree, _ = started()
     assert tree.allowed(1) == (Mask.parse("2-5"), Mask.of(0))
     assert tree.allowed(2) == tree.allowed(3) == (Mask.parse("6-7"), Mask.of(0))
     assert tree.allowed(4) == (FREE, Mask.parse("0-1"))
@@ -85,9 +84,8 @@ def test_running_processes_get_what_the_ledger_says() -> None:
     assert shown(tree, f"{POD}/metrics") == ("6-7", "0", "50000 100000")
 
 
-def test_a_pod_that_still_runs_stays_and_is_confined_to_the_shared_pool() -> None:
-    tree = kernel()
-    enforcer = started(tree)
+def test_a_pod_that_still_runs_is_confined_to_the_shared_pool_until_it_is_empty() -> None:
+    tree, enforcer = started()
     released = enforcer.releaser.pod(mixed())
     assert (released.removed, released.processes) == (False, (1, 2, 3))
     assert "processes live in it (1, 2, 3)" in released.reason
@@ -98,45 +96,30 @@ def test_a_pod_that_still_runs_stays_and_is_confined_to_the_shared_pool() -> Non
     assert of_none == [Role.ALL_PODS, *[Role.ORPHANED] * 4]
     assert any("no admitted pod" in note for note in report.notes)
     assert all(tree.allowed(pid)[0] == FREE for pid in (1, 2, 3, 4))
-
-
-def test_orphaned_cgroups_are_removed_once_they_are_empty() -> None:
-    tree = kernel()
-    enforcer = started(tree)
-    enforcer.releaser.pod(mixed())
-    assert [r.removed for r in release_orphaned(enforcer, target(WEB))] == [False]
+    assert [r.removed for r in release_orphaned(enforcer, target(WEB))] == [False, True]
     for pid in (1, 2, 3):
         tree.exit(pid)
     assert [r.removed for r in release_orphaned(enforcer, target(WEB))] == [True]
     assert release_orphaned(enforcer, target(WEB)) == ()
-    assert not tree.exists(POD)
-    assert tree.exists(WEB_POD)
+    assert (tree.exists(POD), tree.exists(WEB_POD)) == (False, True)
 
 
 def test_a_plan_says_what_will_be_written_and_writes_nothing() -> None:
-    tree = kernel()
-    enforcer = started(tree)
+    tree, enforcer = started()
     tree.exit(4)
-    newcomer = pod(exclusive("db", "8-9", node=1), uid="newcomer", limit=2000)
-    aim = target(mixed(), WEB, newcomer)
-    plan = enforcer.plan(aim, newcomer.uid)
-    assert not tree.exists(path_of(newcomer))
-    done = enforcer.enforce_change(aim, newcomer.uid)
-    assert [(w.cgroup, w.file, w.value) for w in plan.writes] == [
-        (w.cgroup, w.file, w.value) for w in done.writes
-    ]
-    assert plan.writes
-    assert plan.created == done.created == (path_of(newcomer),)
-
-
-def test_a_plan_names_the_cgroups_above_a_first_pod_of_its_class() -> None:
-    enforcer = directories(kernel())
+    own = pod(exclusive("db", "8-9", node=1), uid="newcomer", limit=2000)
     first = pod(on_host("a"), uid="first", qos=QosClass.BURSTABLE)
-    plan = enforcer.plan(target(first), first.uid)
-    assert plan.created == ("kubepods/burstable", path_of(first))
-    done = enforcer.enforce_change(target(first), first.uid)
-    assert plan.created == done.created
-    assert [(w.cgroup, w.file) for w in plan.writes] == [(w.cgroup, w.file) for w in done.writes]
+    above = {own.uid: (), first.uid: ("kubepods/burstable",)}
+    for newcomer, pods in ((own, (own,)), (first, (own, first))):
+        aim = target(mixed(), WEB, *pods)
+        plan = enforcer.plan(aim, newcomer.uid)
+        assert not tree.exists(path_of(newcomer))
+        done = enforcer.enforce_change(aim, newcomer.uid)
+        assert [(w.cgroup, w.file, w.value) for w in plan.writes] == [
+            (w.cgroup, w.file, w.value) for w in done.writes
+        ]
+        assert plan.writes
+        assert plan.created == done.created == (*above[newcomer.uid], path_of(newcomer))
 
 
 def test_what_a_changed_ledger_changes_is_not_drift() -> None:
@@ -153,12 +136,8 @@ def test_what_a_changed_ledger_changes_is_not_drift() -> None:
     assert [p.cgroup for p in enforcer.repair(target(mixed(), WEB)).drift] == [f"{WEB_POD}/web"]
 
 
-# --- drift and repair ---------------------------------------------------------------------------
-
-
 def test_memory_is_migrated_by_a_repair_only() -> None:
-    tree = kernel()
-    enforcer = started(tree)
+    tree, enforcer = started()
     tree.write(POD, "cpuset.mems", "0-1")
     tree.write(f"{POD}/db", "cpuset.mems", "1")
     report = enforcer.enforce(target(mixed(), WEB))
@@ -170,8 +149,7 @@ def test_memory_is_migrated_by_a_repair_only() -> None:
 
 
 def test_a_lost_controller_is_enabled_again_and_the_settings_with_it() -> None:
-    tree = kernel()
-    enforcer = started(tree)
+    tree, enforcer = started()
     for cgroup in (POD, WEB_POD, "kubepods", ""):
         tree.write(cgroup, "cgroup.subtree_control", "-cpuset -cpu")
     aim = target(mixed(), WEB)
@@ -186,8 +164,7 @@ def test_a_lost_controller_is_enabled_again_and_the_settings_with_it() -> None:
 def test_a_set_that_does_not_fit_is_the_difference_of_one_cgroup(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tree = kernel()
-    enforcer = started(tree)
+    tree, enforcer = started()
 
     def too_narrow(*args: object) -> tuple[DesiredCgroup, ...]:
         """Desire less of the pod than of what is in it, which no ledger does."""
@@ -208,19 +185,15 @@ def test_a_set_that_does_not_fit_is_the_difference_of_one_cgroup(
     assert set(by_pod(report)) == {UID}
 
 
-def test_a_missing_controller_is_an_answer_not_an_exception() -> None:
-    tree = type(kernel())(ONLINE, Mask.parse("0-1"), controllers=("cpu",))
-    enforcer = Enforcer(tree, layout(), DirectoryCgroups(tree))
-    assert {p.cause for p in enforcer.prepare().remaining} == {Cause.CONTROLLER_LOST}
-    report = enforcer.enforce(target(mixed()))
-    assert any("does not offer it" in line for line in by_pod(report)[UID])
-
-
-def test_processes_in_the_pods_own_cgroup_are_named_as_the_obstacle() -> None:
+def test_processes_in_a_pods_own_cgroup_lock_no_container_out_and_are_named_once_it_starts() -> (
+    None
+):
     tree = kernel()
     enforcer = directories(tree)
-    tree.mkdir(POD)
-    tree.spawn(POD, 1)
+    run(tree, POD, 1)
+    assert enforcer.enforce(target(mixed())).ok
+    # With controllers passed on, the kernel would take the pod's children for threads only.
+    assert tree.read(POD, "cgroup.subtree_control") == "\n"
     run(tree, f"{POD}/db", 2)
     report = enforcer.enforce(target(mixed()))
     assert any("move them into a child" in line for line in by_pod(report)[UID])
@@ -228,8 +201,7 @@ def test_processes_in_the_pods_own_cgroup_are_named_as_the_obstacle() -> None:
 
 
 def test_an_unidentified_cgroup_is_kept_off_exclusive_cpus_and_reported() -> None:
-    tree = kernel()
-    enforcer = started(tree)
+    tree, enforcer = started()
     run(tree, f"{POD}/0f3a", 9)
     report = enforcer.enforce(target(mixed(), WEB))
     assert report.ok
@@ -237,29 +209,18 @@ def test_an_unidentified_cgroup_is_kept_off_exclusive_cpus_and_reported() -> Non
     assert any("numawarden bind" in note for note in report.notes)
 
 
-# --- faults -------------------------------------------------------------------------------------
-
-
 CHANGES: Final = ("write", "mkdir", "rmdir")
 
 
-def faulty_at(tree: EmulatedKernel, at: int, fail: Callable[[], object]) -> FaultyTree:
-    """Pass on to a tree, and fail before its `at`-th change (from 0)."""
+def faulty_at(tree: EmulatedKernel, at: int, error: BaseException) -> FaultyTree:
+    """Pass on to a tree, and raise before its `at`-th change (from 0)."""
     changes = count()
 
     def fault(operation: Operation) -> None:
         if operation.name in CHANGES and next(changes) == at:
-            fail()
+            raise error
 
     return FaultyTree(tree, fault)
-
-
-def fail_with(error: int) -> NoReturn:
-    raise OSError(error, os.strerror(error))
-
-
-def die() -> NoReturn:
-    raise Died
 
 
 def kernel_with_pods() -> EmulatedKernel:
@@ -305,7 +266,7 @@ def test_dying_before_any_change_is_repaired_by_the_next_start(kinds: PartitionW
     for at in range(changes):
         tree = kernel_with_pods()
         with pytest.raises(Died):
-            enforcer_of(faulty_at(tree, at, die), kinds).enforce(target(mixed(), WEB))
+            enforcer_of(faulty_at(tree, at, Died()), kinds).enforce(target(mixed(), WEB))
         assert enforcer_of(tree, kinds).repair(target(mixed(), WEB)).ok
         assert tree.allowed(4)[0] == FREE
         db = tree.read(f"{POD}/db", "cpuset.cpus.partition").strip()
@@ -317,7 +278,7 @@ def test_a_rejection_at_any_change_is_reported_with_its_pod_and_can_be_retried(
     kinds: PartitionWords, error: int
 ) -> None:
     for at in range(changes_of_an_admission(kinds)):
-        tree = faulty_at(kernel_with_pods(), at, partial(fail_with, error))
+        tree = faulty_at(kernel_with_pods(), at, OSError(error, os.strerror(error)))
         enforcer = enforcer_of(tree, kinds)
         report = enforcer.enforce(target(mixed(), WEB))
         left = (*report.remaining, *report.unpartitioned)
@@ -331,7 +292,7 @@ def test_what_could_not_shrink_keeps_others_from_getting_its_cpus() -> None:
     def stubborn(operation: Operation) -> None:
         written = operation.file if operation.name == "write" else ""
         if operation.path.startswith(WEB_POD) and written == "cpuset.cpus":
-            fail_with(errno.EINVAL)
+            raise OSError(errno.EINVAL, "Invalid argument")
 
     tree = kernel_with_pods()
     tree.write(POD, "cpuset.cpus", "8-9")
@@ -352,7 +313,7 @@ def test_a_container_that_ends_while_it_is_read_is_looked_at_again_but_not_for_e
         if operation.name == "read" and operation.path == ending and tree.exists(ending):
             if not for_good:
                 tree.rmdir(ending)
-            fail_with(errno.ENODEV)
+            raise OSError(errno.ENODEV, "No such device")
 
     enforcer = enforcer_of(FaultyTree(tree, end), no_partitions)
     if for_good:
@@ -374,19 +335,7 @@ def test_a_pod_that_cannot_have_a_cgroup_does_not_keep_others_from_theirs() -> N
     assert enforcer.releaser.pod(nameless).removed
 
 
-# --- any sequence of admissions and removals -----------------------------------------------------
-
 CPUS = st.frozensets(st.integers(2, 15), min_size=1, max_size=4).map(Mask.from_ids)
-
-
-def test_processes_in_a_pods_own_cgroup_do_not_lock_containers_out() -> None:
-    """With controllers passed on, the kernel would take the pod's children for threads only."""
-    tree = kernel()
-    directories(tree)
-    run(tree, POD, 1)
-    assert directories(tree).enforce(target(mixed())).ok
-    assert tree.read(POD, "cgroup.subtree_control") == "\n"
-    run(tree, f"{POD}/db", 2)
 
 
 UIDS = st.sampled_from([UID, OTHER, "12345678-2222-3333-4444-555555555555"])

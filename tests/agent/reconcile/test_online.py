@@ -9,7 +9,7 @@ from agent.managers.allocation import Isolation, PodAllocation
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.reconcile.target import lacking, usable
 from sysfs.described import regular_host, with_offline
-from sysfs.host import Host, WithheldCpus
+from sysfs.host import WithheldCpus
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import make_rules
@@ -25,9 +25,7 @@ HOST = regular_host(cores_per_node=8, threads=1)
 def ledger() -> Ledger:
     """Return a pod whose budget is CPUs 1-4: c1 has 1-2 of its own, c2 shares 3-4."""
     budget = pod(
-        app("c1", guaranteed("cpu=2 memory=1Gi")),
-        app("c2"),
-        of_pod=guaranteed("cpu=4 memory=2Gi"),
+        app("c1", guaranteed("cpu=2 memory=1Gi")), app("c2"), of_pod=guaranteed("cpu=4 memory=2Gi")
     )
     return with_pod(make_rules(), budget)
 
@@ -37,67 +35,38 @@ def only(allocated: Ledger) -> PodAllocation:
     return allocation
 
 
-def without(cpus: str) -> Ledger:
-    return usable(ledger(), with_offline(HOST, Mask.parse(cpus)))
-
-
-def test_a_whole_host_enforces_the_ledger_as_it_is() -> None:
-    allocated = ledger()
-    assert usable(allocated, HOST) is allocated
-
-
-def test_what_still_runs_keeps_its_set_so_that_cpus_come_back_by_themselves() -> None:
-    assert only(without("2")).containers == only(ledger()).containers
-    # What is above the pod has to have as much.
-    assert exclusive_cpus(without("2")) == Mask.parse("1-4")
-
-
-def test_a_container_without_cpus_runs_in_what_is_left_of_its_pod() -> None:
-    allocation = only(without("1-2"))
-    first, second = allocation.containers
-    assert (first.cpus, first.isolation, first.quota_disabled) == (
-        Mask.parse("1-4"),
-        Isolation.POD,
-        False,
-    )
-    assert second.cpus == Mask.parse("3-4")
-
-
-def test_a_pod_without_cpus_runs_in_the_nodes_pool() -> None:
-    allocated = without("1-4")
-    assert exclusive_cpus(allocated) == Mask(0)
-    assert only(allocated).cpus is None
-    assert [(c.cpus, c.isolation) for c in only(allocated).containers] == [
-        (None, Isolation.HOST)
-    ] * 2
-
-
-def withholding(*withheld: WithheldCpus) -> Host:
-    return replace(HOST, withheld=withheld)
-
-
 @pytest.mark.parametrize(
-    ("cpus", "first", "second"),
+    ("offline", "withheld", "first", "second"),
     [
-        ("2", ("1", Isolation.CONTAINER), ("3-4", Isolation.POD)),
-        ("1-2", ("3-4", Isolation.POD), ("3-4", Isolation.POD)),
-        ("1-4", (None, Isolation.HOST), (None, Isolation.HOST)),
+        # What still runs keeps its set, so that offline CPUs come back by themselves.
+        ("2", "", ("1-2", Isolation.CONTAINER), ("3-4", Isolation.POD)),
+        ("1-2", "", ("1-4", Isolation.POD), ("3-4", Isolation.POD)),
+        ("1-4", "", (None, Isolation.HOST), (None, Isolation.HOST)),
+        # A withheld CPU is in no set.
+        ("", "2", ("1", Isolation.CONTAINER), ("3-4", Isolation.POD)),
+        ("", "1-2", ("3-4", Isolation.POD), ("3-4", Isolation.POD)),
+        ("", "1-4", (None, Isolation.HOST), (None, Isolation.HOST)),
     ],
 )
-def test_a_withheld_cpu_is_in_no_set(
-    cpus: str, first: tuple[str | None, Isolation], second: tuple[str | None, Isolation]
-) -> None:
-    host = withholding(WithheldCpus(Mask.parse(cpus), "/ovs.slice"))
+def test_what_is_left_of_a_pods_cpus(
+    offline: str, withheld: str, first: tuple[str | None, Isolation],
+    second: tuple[str | None, Isolation],
+) -> None:  # fmt: skip
+    host = with_offline(HOST, Mask.parse(offline))
+    if withheld:
+        host = replace(host, withheld=(WithheldCpus(Mask.parse(withheld), "/ovs.slice"),))
     left = usable(ledger(), host)
-    found = [(c.cpus if c.cpus is None else str(c.cpus), c.isolation)
-             for c in only(left).containers]  # fmt: skip
+    found = [(c.cpus and str(c.cpus), c.isolation) for c in only(left).containers]
     assert found == [first, second]
-    assert exclusive_cpus(left) == Mask.parse("1-4") - Mask.parse(cpus)
+    # What is above the pod has to have as much as the pod.
+    own = Mask.parse("1-4") - Mask.parse(withheld)
+    assert exclusive_cpus(left) == (own if second[0] else Mask(0))
+    assert (first[1], only(left).containers[0].quota_disabled) != (Isolation.POD, True)
 
 
 def test_an_idle_sibling_that_is_withheld_is_not_kept_idle() -> None:
     idle = ledger_with(replace(only(ledger()), idle=Mask.parse("5-6")))
-    host = withholding(WithheldCpus(Mask.of(6), "/ovs.slice"))
+    host = replace(HOST, withheld=(WithheldCpus(Mask.of(6), "/ovs.slice"),))
     assert only(usable(idle, host)).idle == Mask.of(5)
 
 
@@ -130,6 +99,7 @@ def test_nodes_without_memory_are_never_written() -> None:
 
 def test_what_is_known_to_be_usable_is_not_looked_at_again() -> None:
     allocated = ledger()
+    assert usable(allocated, HOST) is allocated
     renamed = (replace(each, name="renamed") for each in allocated.allocations.values())
     changed = ledger_with(*renamed)
     host = with_offline(HOST, Mask.parse("2"))

@@ -186,8 +186,6 @@ def test_the_quota_of_an_imported_pod_is_left_alone_until_its_limit_is_known() -
     assert pod_quotas(known).pod == CpuMax(150_000)
 
 
-# --- properties over generated pods ---------------------------------------------------------------
-
 _CPU = ("", "cpu=500m", "cpu=1", "cpu=2", "cpu=1300m")
 
 

@@ -15,7 +15,7 @@ from agent.reconcile.report import CgroupReport
 from agent.server.verification import kernel_document
 from cgroupfs.apply import apply, enable
 from cgroupfs.plan import Setting, make_plan
-from cgroupfs.settings import VALUES, KernelController, huge_pages
+from cgroupfs.settings import VALUES, huge_pages
 from cgroupfs.state import read_state
 from tests.agent.reconcile.pods import FakeSystemd, kernel
 
@@ -59,7 +59,3 @@ def test_a_row_is_read_compared_written_recorded_and_shown(row: ValueFile) -> No
     assert any(each.name == row.unit_property for each in properties) == bool(row.unit_property)
     systemd.set_properties(PATH, properties)
     assert read_record(systemd, PATH).values.get(row.file, text) == text
-
-
-def test_every_row_is_of_a_controller_that_can_be_left_to_others() -> None:
-    assert {row.controller for row in ROWS} <= set(KernelController)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Final
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -48,92 +50,83 @@ def settings_of(
     return {desired.setting.cgroup: desired.setting for desired in desired_cgroups(aim, identified)}
 
 
-def container(name: str | None, identity: IdentifiedBy = IdentifiedBy.NAME) -> Located:
-    return Located(f"{POD}/{name or 'x'}", name, identity)
+SHARED = Mask.parse("0-1")
+NODE = Mask.of(0)
 
 
-def test_each_container_of_a_mixed_pod_gets_its_own() -> None:
-    desired = settings_of(mixed(), container("db"), container("backup"), container("metrics"))
-    node = Mask.of(0)
-    assert desired == {
-        POD: Setting(POD, Mask.parse("2-7"), node, exclusive=True, values=quota() | WEIGHT),
-        f"{POD}/db": Setting(f"{POD}/db", Mask.parse("2-5"), node, exclusive=True, values=quota()),
-        f"{POD}/backup": Setting(
-            f"{POD}/backup", Mask.parse("6-7"), node, exclusive=True, values=quota(600_000)
-        ),
-        f"{POD}/metrics": Setting(
-            f"{POD}/metrics", Mask.parse("6-7"), node, exclusive=True, values=quota(50_000)
-        ),
-    }
+def located(identity: IdentifiedBy, name: str | None = None) -> Located:
+    return Located(f"{POD}/x", name, identity)
 
 
-def test_a_host_container_runs_in_the_shared_pool_as_it_is_now() -> None:
-    allocation = pod(exclusive("db", "2-5", node=0), on_host("log"))
-    desired = settings_of(allocation, container("log"), shared=Mask.parse("0-1,8-15"))
-    assert desired[f"{POD}/log"] == Setting(f"{POD}/log", Mask.parse("0-1,8-15"))
-    assert desired[POD].cpus == Mask.parse("0-5,8-15")
-    shrunk = settings_of(allocation, container("log"), shared=Mask.parse("0-1"))
-    assert shrunk[f"{POD}/log"].cpus == Mask.parse("0-1")
-    assert shrunk[POD].cpus == Mask.parse("0-5")
+def inside(cpus: str, node: Mask | None = None, of: int | None = None) -> Setting:
+    """Return what is desired of a cgroup in a pod that has CPUs of its own."""
+    values = quota() if of == 0 else quota(of) if of else {}
+    return Setting(f"{POD}/x", Mask.parse(cpus), node, exclusive=True, values=values)
 
 
-def test_one_unpinned_member_keeps_the_pods_memory_open() -> None:
-    assert settings_of(pod(exclusive("db", "2", node=0), on_host("log")))[POD].mems is None
-    both = pod(exclusive("db", "2", node=0), exclusive("web", "8", node=1))
-    assert settings_of(both)[POD].mems == Mask.parse("0-1")
+LOG = pod(exclusive("db", "2-5", node=0), on_host("log"))
+NAMED = IdentifiedBy.NAME
+ALIKE = pod(on_host("a", limit=500), on_host("b", limit=500))
+NEAR = replace(on_host("log"), memory_nodes=Mask.parse("1-2"))
+WITH_INIT = pod(
+    pod_shared("init", "2-7", kind=ContainerKind.INIT),
+    exclusive("db", "2-5"),
+    pod_shared("log", "6-7"),
+    cpus="2-7",
+)
+#: A pod and what runs in it beside a pool of CPUs 0-1, and what is desired of that and of the pod.
+CASES: Final[dict[str, tuple[PodAllocation, Located, Setting, tuple[str, str]]]] = {
+    "a container with CPUs of its own": (
+        mixed(), located(NAMED, "db"), inside("2-5", NODE, 0), ("2-7", "0"),
+    ),
+    "one that shares the pod's": (
+        mixed(), located(NAMED, "backup"), inside("6-7", NODE, 600_000), ("2-7", "0"),
+    ),
+    "one of them with a limit": (
+        mixed(), located(NAMED, "metrics"), inside("6-7", NODE, 50_000), ("2-7", "0"),
+    ),
+    "one in the host's pool, which keeps the pod's memory open": (
+        LOG, located(NAMED, "log"), Setting(f"{POD}/x", SHARED), ("0-5", ""),
+    ),
+    "one whose memory stays on the nodes that it asks for": (
+        pod(NEAR, exclusive("db", "2", node=1)), located(NAMED, "log"),
+        Setting(f"{POD}/x", SHARED, Mask.parse("1-2")), ("0-2", "1-2"),
+    ),
+    "containers pinned to two nodes": (
+        pod(exclusive("db", "2", node=0), exclusive("web", "8", node=1)), located(NAMED, "web"),
+        inside("8", Mask.of(1), 0), ("2,8", "0-1"),
+    ),
+    "the memory of the pod, whatever its members hold": (
+        pod(exclusive("db", "2", node=0), pod_shared("b", "3"), cpus="2-3", node=0),
+        located(NAMED, "b"), inside("3"), ("2-3", "0"),
+    ),
+    "what is not identified": (
+        WITH_INIT, located(IdentifiedBy.UNKNOWN), inside("6-7"), ("2-7", ""),
+    ),
+    "a sandbox": (mixed(), located(IdentifiedBy.SANDBOX), inside("6-7"), ("2-7", "0")),
+    # KEP-5526: on neither the pod's budget nor its shared pool, but bounded by the pod's quota.
+    "an ephemeral container, which its pod lets into the pool": (
+        mixed(), located(IdentifiedBy.EPHEMERAL),
+        Setting(f"{POD}/x", SHARED, values=quota(600_000)), ("0-7", "0"),
+    ),
+    "containers that are alike": (
+        ALIKE, located(IdentifiedBy.ALIKE),
+        Setting(f"{POD}/x", SHARED, values=quota(50_000), whole_cpus=SHARED), ("0-1", ""),
+    ),
+}  # fmt: skip
 
 
-def test_memory_that_is_not_pinned_stays_on_the_nodes_of_the_classes_that_are_asked_for() -> None:
-    allowed = Mask.parse("1-2")
-    log = replace(on_host("log"), memory_nodes=allowed)
-    desired = settings_of(pod(log, exclusive("db", "2", node=1)), container("log"))
-    assert desired[f"{POD}/log"].mems == allowed
-    assert desired[POD].mems == allowed
+@pytest.mark.parametrize("case", CASES)
+def test_the_setting_is_that_of(case: str) -> None:
+    allocation, found, expected, (cpus, mems) = CASES[case]
+    desired = settings_of(allocation, found, shared=SHARED)
+    assert desired[f"{POD}/x"] == expected
+    assert (str(desired[POD].cpus or ""), str(desired[POD].mems or "")) == (cpus, mems)
 
 
-def test_a_pods_memory_budget_pins_it_whatever_its_members_hold() -> None:
-    allocation = pod(exclusive("db", "2", node=0), pod_shared("b", "3"), cpus="2-3", node=0)
-    desired = settings_of(allocation, container("b"))
-    assert desired[POD].mems == Mask.of(0)
-    assert desired[f"{POD}/b"].mems is None
-
-
-def test_an_unidentified_cgroup_runs_in_the_pods_shared_pool() -> None:
-    allocation = pod(
-        pod_shared("init", "2-7", kind=ContainerKind.INIT),
-        exclusive("db", "2-5"),
-        pod_shared("log", "6-7"),
-        cpus="2-7",
-    )
-    desired = settings_of(allocation, container(None, IdentifiedBy.UNKNOWN))
-    assert desired[f"{POD}/x"] == Setting(f"{POD}/x", Mask.parse("6-7"), exclusive=True)
-
-
-def test_an_ephemeral_container_runs_in_the_nodes_pool_and_its_pod_lets_it() -> None:
-    """KEP-5526: on neither the pod's budget nor its shared pool, but bounded by the pod's quota."""
-    ephemeral = container(None, IdentifiedBy.EPHEMERAL)
-    desired = settings_of(mixed(), ephemeral, shared=Mask.parse("0-1"))
-    assert desired[f"{POD}/x"] == Setting(f"{POD}/x", Mask.parse("0-1"), values=quota(600_000))
-    assert desired[POD].cpus == Mask.parse("0-7")
-
-
-def test_a_sandbox_runs_where_an_unidentified_cgroup_does_and_is_none() -> None:
-    sandbox = container(None, IdentifiedBy.SANDBOX)
-    identified = IdentifiedCgroups(
-        {mixed().uid: LocatedPod(POD, exists=True, containers=(sandbox,))}
-    )
-    desired = desired_cgroups(target(mixed()), identified)
-    assert [item.role for item in desired] == [Role.POD, Role.SANDBOX]
-    assert desired[1].setting == Setting(f"{POD}/x", Mask.parse("6-7"), exclusive=True)
-
-
-def test_containers_that_are_alike_have_the_same_settings() -> None:
-    allocation = pod(on_host("a", limit=500), on_host("b", limit=500))
-    desired = settings_of(allocation, container(None, IdentifiedBy.ALIKE), shared=Mask.parse("0-3"))
-    shared = Mask.parse("0-3")
-    assert desired[f"{POD}/x"] == Setting(
-        f"{POD}/x", shared, None, values=quota(50_000), whole_cpus=shared
-    )
+def test_a_pod_of_cpus_of_its_own_has_them_without_a_quota() -> None:
+    setting = Setting(POD, Mask.parse("2-7"), NODE, exclusive=True, values=quota() | WEIGHT)
+    assert settings_of(mixed())[POD] == setting
 
 
 def test_a_container_bound_elsewhere_does_not_widen_its_pods_cgroup() -> None:
@@ -159,9 +152,9 @@ def test_a_runtimes_subgroup_gets_the_sets_and_no_quota_of_its_own(
 
 
 def test_an_empty_shared_pool_leaves_sets_as_they_are() -> None:
-    desired = settings_of(pod(on_host("a")), container("a"), shared=EMPTY)
+    desired = settings_of(pod(on_host("a")), located(NAMED, "a"), shared=EMPTY)
     assert desired[POD].cpus is None
-    assert desired[f"{POD}/a"].cpus is None
+    assert desired[f"{POD}/x"].cpus is None
 
 
 def test_what_runs_without_an_allocation_is_confined_to_the_shared_pool() -> None:
@@ -229,5 +222,5 @@ def test_an_unidentified_cgroup_is_never_given_exclusive_cpus(
             own |= each.cpus
     shared -= allocation.exclusive_cpus
     assume(all(each.isolation is not Isolation.POD for each in containers))
-    desired = settings_of(allocation, container(None, IdentifiedBy.UNKNOWN), shared=shared)
+    desired = settings_of(allocation, located(IdentifiedBy.UNKNOWN), shared=shared)
     assert (desired[f"{POD}/x"].cpus or EMPTY).isdisjoint(own)

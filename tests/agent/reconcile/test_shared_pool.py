@@ -35,11 +35,7 @@ async def fill(site: Site, controller: Controller) -> tuple[str, str, str]:
     await controller.admit(pod_of("web", UID, "web~1"))
     await controller.admit(pod_of("exact", POOL_UID, "exact=500m"))
     await controller.admit(pod_of("own", OTHER, "own=2"))
-    paths = (
-        site.cgroup(UID, Tier.BURSTABLE),
-        site.cgroup(POOL_UID),
-        site.cgroup(OTHER),
-    )
+    paths = (site.cgroup(UID, Tier.BURSTABLE), site.cgroup(POOL_UID), site.cgroup(OTHER))
     for path, name in zip(paths, ("web", "exact", "own"), strict=True):
         site.start(path, name)
     await controller.reconcile()
@@ -90,20 +86,6 @@ def test_siblings_that_stay_idle_are_in_no_set_of_a_cgroup_until_the_pod_ends(
 
     with_agent(site, live)
     with_agent(site, go_on)
-
-
-def test_another_set_of_a_class_is_one_difference_however_many_cgroups_inherit(site: Site) -> None:
-    async def live(controller: Controller) -> None:
-        web, _, _ = await fill(site, controller)
-        above = web.rpartition("/")[0]
-        site.kernel.write(above, "cgroup.subtree_control", "+cpuset")
-        await controller.reconcile()
-        site.kernel.write(above, "cpuset.cpus", "0-15")
-        assert (await controller.reconcile()).found == {"unknown": 1}
-        assert controller.state.observed.drift[-1].cgroup == f"/{above}"
-        assert effective_cpus(site.kernel, web) == str(controller.state.shared_cpus)
-
-    with_agent(site, live)
 
 
 @pytest.mark.parametrize("of_container", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,7 +17,6 @@ from sysfs.mask import Mask
 from systemd.units import Property
 from tests.agent.reconcile.pods import (
     FakeSystemd,
-    by_pod,
     exclusive,
     kernel,
     layout,
@@ -28,12 +28,23 @@ from tests.agent.reconcile.pods import (
     slices,
     target,
 )
-from tests.fakes.kernel import quota
+from tests.fakes.kernel import Died, quota
+
+if TYPE_CHECKING:
+    from cgroupfs.emulated.kernel import EmulatedKernel
 
 #: What systemd has of a unit without reserved memory and without a limit of tasks.
 UNSET = {"memory.min": "0", "memory.low": "0", "memory.high": "max", "pids.max": "max"}
 SLICE = path_of(mixed(), Driver.SYSTEMD)
 UNIT = SLICE.rpartition("/")[2]
+
+
+def admitted() -> tuple[EmulatedKernel, Enforcer, FakeSystemd]:
+    """Return a host on which the mixed pod has its slice."""
+    tree = kernel()
+    enforcer, systemd = slices(tree)
+    enforcer.enforce(target(mixed()))
+    return tree, enforcer, systemd
 
 
 def test_the_pods_cgroup_is_a_slice_and_systemd_knows_its_settings() -> None:
@@ -45,17 +56,13 @@ def test_the_pods_cgroup_is_a_slice_and_systemd_knows_its_settings() -> None:
     assert report.recorded == ("kubepods.slice", UNIT)
     assert ("start", UNIT) in systemd.calls
     assert read_record(systemd, UNIT) == WriterRecord(
-        Mask.parse("2-7"),
-        Mask.of(0),
-        quota() | {"cpu.weight": "235", "memory.max": "max"} | UNSET,
+        Mask.parse("2-7"), Mask.of(0), quota() | {"cpu.weight": "235", "memory.max": "max"} | UNSET
     )
     assert tree.read(SLICE, "cpuset.cpus.effective") == "2-7\n"
 
 
 def test_scopes_are_recorded_so_that_systemd_writes_the_same() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree)
-    enforcer.enforce(target(mixed()))
+    tree, enforcer, systemd = admitted()
     scope = systemd.start_scope(SLICE, "backup.scope", 2)
     report = enforcer.enforce(target(mixed()))
     assert report.ok
@@ -80,9 +87,7 @@ def test_a_quota_that_is_not_ours_survives_being_recorded() -> None:
 
 
 def test_what_systemd_reverts_is_reported_so_and_repaired() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree)
-    enforcer.enforce(target(mixed()))
+    tree, enforcer, systemd = admitted()
     systemd.start_scope(SLICE, "db.scope", 1)
     enforcer.enforce(target(mixed()))
     systemd.set_properties("db.scope", [Property("AllowedCPUs", "ay", b"\x0c")])
@@ -95,9 +100,7 @@ def test_what_systemd_reverts_is_reported_so_and_repaired() -> None:
 
 
 def test_plain_directories_in_a_slice_are_not_recorded_in_systemd() -> None:
-    tree = kernel()
-    enforcer, _ = slices(tree)
-    enforcer.enforce(target(mixed()))
+    tree, enforcer, _ = admitted()
     run(tree, f"{SLICE}/db", 1)
     report = enforcer.enforce(target(mixed()))
     assert report.ok
@@ -105,9 +108,7 @@ def test_plain_directories_in_a_slice_are_not_recorded_in_systemd() -> None:
 
 
 def test_a_slice_with_processes_is_never_stopped() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree)
-    enforcer.enforce(target(mixed()))
+    tree, enforcer, systemd = admitted()
     systemd.start_scope(SLICE, "db.scope", 1)
     released = enforcer.releaser.pod(mixed())
     assert (released.removed, released.processes) == (False, (1,))
@@ -117,9 +118,7 @@ def test_a_slice_with_processes_is_never_stopped() -> None:
 
 
 def test_a_slices_directory_that_systemd_has_forgotten_is_removed() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree)
-    enforcer.enforce(target(mixed()))
+    tree, enforcer, systemd = admitted()
     del systemd.active[UNIT]
     assert enforcer.releaser.pod(mixed()).removed
     assert not tree.exists(SLICE)
@@ -135,9 +134,7 @@ def test_without_a_bus_the_start_fails_in_one_line() -> None:
 
 
 def test_a_bus_that_breaks_later_costs_the_record_and_not_the_settings() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree)
-    enforcer.enforce(target(mixed()))
+    tree, enforcer, systemd = admitted()
     systemd.start_scope(SLICE, "db.scope", 1)
     systemd.broken = True
     report = enforcer.enforce(target(mixed()))
@@ -147,20 +144,6 @@ def test_a_bus_that_breaks_later_costs_the_record_and_not_the_settings() -> None
     assert not enforcer.releaser.pod(mixed()).removed
     systemd.broken = False
     assert enforcer.enforce(target(mixed())).recorded == ("db.scope",)
-
-
-def test_a_slice_that_cannot_be_started_is_reported_with_its_pod() -> None:
-    tree = kernel()
-    enforcer, systemd = slices(tree)
-    systemd.broken = True
-    report = enforcer.enforce(target(mixed()))
-    assert any("cannot start the slice" in line for line in by_pod(report)[mixed().uid])
-    systemd.broken = False
-    assert enforcer.enforce(target(mixed())).ok
-
-
-class Died(BaseException):
-    """The process ended here."""
 
 
 @dataclass

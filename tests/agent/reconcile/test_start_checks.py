@@ -10,42 +10,32 @@ from cgroupfs.names import Driver
 from tests.agent.reconcile.pods import kernel, layout
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
-def one_line(caught: pytest.ExceptionInfo[EnforcementStartError]) -> str:
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-def test_a_missing_controller_is_named(tmp_path: Path) -> None:
-    (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+def test_a_tree_is_opened_unless_it_misses_a_controller(tmp_path: Path) -> None:
     (tmp_path / "cgroup.subtree_control").write_text("\n")
-    with pytest.raises(EnforcementStartError, match="cpuset controller") as caught:
-        open_tree(tmp_path, require_kernel=False)
-    one_line(caught)
-
-
-def test_a_usable_tree_is_opened(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
-    (tmp_path / "cgroup.subtree_control").write_text("\n")
     tree = open_tree(tmp_path, require_kernel=False)
     assert tree.exists("")
     tree.close()
+    (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+    with pytest.raises(EnforcementStartError, match="cpuset controller"):
+        open_tree(tmp_path, require_kernel=False)
 
 
-def test_an_unknown_driver_is_rejected_with_the_known_ones() -> None:
-    with pytest.raises(EnforcementStartError, match="use systemd or cgroupfs") as caught:
-        make_layout("openrc")
-    one_line(caught)
-
-
-def test_an_unusable_root_is_rejected() -> None:
-    with pytest.raises(EnforcementStartError, match="cgroupRoot"):
-        make_layout("systemd", "/a/../b")
-
-
-def test_the_systemd_driver_needs_systemd() -> None:
-    with pytest.raises(EnforcementStartError, match="no connection to systemd"):
-        make_enforcer(kernel(), layout(Driver.SYSTEMD), None)
+@pytest.mark.parametrize(
+    ("start", "says"),
+    [
+        (lambda: make_layout("openrc"), "use systemd or cgroupfs"),
+        (lambda: make_layout("systemd", "/a/../b"), "cgroupRoot"),
+        (lambda: make_enforcer(kernel(), layout(Driver.SYSTEMD), None), "no connection to systemd"),
+    ],
+)
+def test_what_cannot_be_enforced_is_said_in_one_line(
+    start: Callable[[], object], says: str
+) -> None:
+    with pytest.raises(EnforcementStartError, match=says) as caught:
+        start()
+    assert "\n" not in str(caught.value)

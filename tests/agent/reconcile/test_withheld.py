@@ -45,16 +45,7 @@ def tree_of(lines: Sequence[str], pods: str = "kubepods", has: str = "0-15") -> 
 
 #: What the tree is, and what is withheld of CPUs 0-15 from kubepods, or from a/kubepods.
 TREES: Final[Mapping[str, tuple[Sequence[str], Sequence[str]]]] = {
-    "nothing else": ((), ()),
     "a slice with a set, and without a partition": (("system.slice cpus=0-3",), ()),
-    "a partition": (
-        ("ovs.slice cpus=1-4 partition=root",),
-        ("CPUs 1-4 belong to the partition /ovs.slice",),
-    ),
-    "an isolated partition": (
-        ("ovs.slice cpus=1-4 partition=isolated",),
-        ("CPUs 1-4 belong to the partition /ovs.slice",),
-    ),
     "a remote partition": (
         (
             "openshift.slice exclusive=1-4",

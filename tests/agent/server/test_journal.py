@@ -11,7 +11,7 @@ import structlog
 from agent.server import log as logs
 from agent.server.events import operation
 from agent.server.log import FIELDS, JournalHandler
-from systemd.notify import Journal, encoded
+from systemd.journal import Journal, encoded
 from tests.agent.server.test_log import configuring
 from tests.fakes.journal import FakeJournal, fake_journal
 
