@@ -119,7 +119,7 @@ def test_the_last_writer_of_a_file_is_named(
         (FileEvent(0, -1, lost=True), False),
         (OSError(errno.EINVAL, "cannot be read"), True),  # what the kernel cannot open hides none
     ],
-    ids=repr,
+    ids=("of the agent", "of another pid namespace", "a loss", "what cannot be opened"),
 )
 def test_after_another_event_a_writer_is_known_only_if_nothing_was_lost(
     mount: Path, events: FakeEvents, known: CgroupWriters, after: int | FileEvent | OSError,
