@@ -251,7 +251,7 @@ class KernelEnforcement:
             return self._intruders.count(target, outcome, partial(self._unconfined, online))
         except OSError as error:
             # The next comparison has the same to say, and counts again.
-            log.warning("intruding tasks not counted", why=str(error))
+            log.info("intruding tasks not counted", why=str(error))
             return None
 
     def _unconfined(self, online: Mask) -> Mask:

@@ -7,11 +7,12 @@ of node 1, the part of the ledger is the set of the lanes of all pods.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from agent.managers.decision import Reason, Rejected, Rejection, Violation
 from agent.managers.demand import PodPart, ResourceDemand
-from agent.managers.metrics import MetricSpec, MetricType
+from agent.managers.metrics import MetricSpec, MetricType, Sample, gauge
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.topology.hint import Hint
 from sysfs.mask import EMPTY, Mask
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from agent.managers.topology.many_nodes import ProviderHints
 
 LANE: Final = "example.com/lane"
+LANES: Final = gauge("toy_lanes", "Lanes of a NUMA node by state.", "numa_node", "state")
 TAKEN: Final = MetricSpec(
     "toy_lanes_taken_total", MetricType.COUNTER, "Lanes that were ever allocated."
 )
@@ -49,6 +51,7 @@ class ToyManager(ResourceManager):
 
     name = "lanes"
     counters = (TAKEN,)
+    gauges = (LANES,)
     rule_names = (LANE_GONE,)
 
     def __init__(self, lanes: Mapping[int, int], most: int | None = None) -> None:
@@ -118,7 +121,10 @@ class ToyManager(ResourceManager):
         return _by_node(self._own(draft).free)
 
     def nodes(
-        self, rules: HostPolicy, allocation: PodAllocation, container: ContainerAllocation | None
+        self,
+        rules: HostPolicy,
+        allocation: PodAllocation,
+        container: ContainerAllocation | None,
     ) -> Mask:
         del rules
         containers = allocation.containers if container is None else (container,)
@@ -160,6 +166,15 @@ class ToyManager(ResourceManager):
             for lane in set(self._of(container)) - self.lanes:
                 message = f"has lane {lane}, which is gone"
                 yield Violation.of(allocation, LANE_GONE, message, container=container.name)
+
+    def samples(self, rules: HostPolicy, ledger: Ledger) -> Iterator[Sample]:
+        del rules
+        taken: Lanes = ledger.parts[self.name]
+        sample = partial(Sample, LANES)
+        for node, count in _by_node(self.lanes - taken).items():
+            yield sample((str(node), "free"), count)
+        for node, count in _by_node(taken).items():
+            yield sample((str(node), "taken"), count)
 
     def _of(self, container: ContainerAllocation) -> Iterable[str]:
         return container.part(self.name) or ()

@@ -1,4 +1,9 @@
-"""Whatever is done to the pods' cgroups: one reconcile later the kernel shows the ledger again."""
+"""Whatever is done to the pods' cgroups: one reconcile later the kernel shows the ledger again.
+
+In the order of `run`: systemd, its properties and its own rounds; the kernel's files, written by
+others; weights and limits of memory; CPUs that come and go; another writer that does not stop; and
+a lost checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -163,9 +168,6 @@ def _differences(document: dict[str, Any]) -> list[str]:
     ]
 
 
-# --- systemd ------------------------------------------------------------------------------------
-
-
 def _systemd_goes_round(story: Story) -> None:
     """Reload and reexec systemd, which then rewrites a slice's units when a new one comes."""
     for verb in ("daemon-reload", "daemon-reexec"):
@@ -201,9 +203,6 @@ def _properties(story: Story) -> None:
     )
 
 
-# --- the kernel's files -------------------------------------------------------------------------
-
-
 def _other_writers(story: Story) -> None:
     """Another process writes the files; the agent's own watch may be first to see it."""
     nodes = machine.nodes_of(story.own.cgroup.cpus)
@@ -222,9 +221,6 @@ def _other_writers(story: Story) -> None:
     story.checks.eventually("unasked: all is repaired", story.changed, {})
     counted = "unasked: it is counted"
     story.checks.eventually(counted, lambda: story.drift() != before, expected=True)
-
-
-# --- weights and limits of memory ---------------------------------------------------------------
 
 
 def _limits(story: Story) -> None:
@@ -401,9 +397,6 @@ def _cgroup_removed(story: Story) -> None:
     story.check_whole("without the idle pod")
 
 
-# --- CPUs come and go ---------------------------------------------------------------------------
-
-
 def _cpus_offline(story: Story) -> None:
     """One CPU of two, then both: the allocation stays, is reported, and returns with the CPUs."""
     allocated = sorted(story.own.cgroup.cpus)
@@ -478,9 +471,6 @@ def _switch(cpus: list[int], state: str) -> None:
         (CPUS / f"cpu{cpu}" / "online").write_text(state)
 
 
-# --- another writer that does not stop ----------------------------------------------------------
-
-
 def _fight(story: Story) -> None:
     """Repeat the same write: the agent pauses its repairs, and repairs when the writer stops."""
     wrong = "0-15"
@@ -504,9 +494,6 @@ def _fight(story: Story) -> None:
     times = log.count("cgroup is being modified by another writer, backing off")
     story.checks.equal("a fight: said in the log", times, 1)
     story.withstands("after the fight", lambda: None)
-
-
-# --- a lost checkpoint --------------------------------------------------------------------------
 
 
 def _checkpoint_lost(story: Story) -> None:
