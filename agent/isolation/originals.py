@@ -23,16 +23,14 @@ saved; with originals that cannot be read nothing is written (`unusable`).
 from __future__ import annotations
 
 import errno
-import os
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
 
-from agent.files import LARGEST
 from agent.isolation.places import PLACE_ERRORS, why_not
-from agent.state.checkpoint import CheckpointError, CheckpointIOError, UnusableCheckpointError
+from agent.state.checkpoint import CheckpointError, UnusableCheckpointError
 from agent.state.store import AtomicFile, OsFiles, read_checked
 
 if TYPE_CHECKING:
@@ -104,9 +102,6 @@ class Originals:
         data = msgspec.json.encode(
             _Saved(_VERSION, self._boot_id, dict(originals)), order="deterministic"
         )
-        if len(data) > LARGEST:
-            too_large = OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-            raise CheckpointIOError("saving", self._file.path, too_large)
         self._file.replace(data + b"\n")
 
 

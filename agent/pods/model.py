@@ -308,8 +308,14 @@ def allows_memory(text: str, name: str) -> bool:
     return f"{_NOT}{name}" not in classes and (not named or name in named or text == ANY_MEMORY)
 
 
+#: The list is kept with the allocation, in the checkpoint.
+_LONGEST_CLASSES: Final = 1024
+
+
 def memory_classes_fault(text: str) -> str:
     """Return what is wrong with a list of classes of memory, "" for nothing."""
+    if len(text) > _LONGEST_CLASSES:
+        return f"it has {len(text)} characters, a list of classes at most {_LONGEST_CLASSES}"
     for name in _names(text):
         if fault := label_fault(name.removeprefix(_NOT)):
             return f"{name[:40]!r} is not the name of a class of memory: {fault}"

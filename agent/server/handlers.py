@@ -69,6 +69,8 @@ JSON: Final = "application/json"
 OPERATION: Final = "Numawarden-Operation"
 #: How many copies of a pod are tried at most to say how many fit.
 MOST_COPIES: Final = 1000
+#: The longest reason of a cordon, in characters.
+LONGEST_REASON: Final = 256
 #: How many entries of the history an answer has, at most and unless the query says so.
 MOST_ENTRIES: Final = 1000
 ENTRIES: Final = 100
@@ -392,10 +394,18 @@ def _bind_request(body: bytes) -> wire.BindRequest:
 
 def _cordon_request(body: bytes) -> CordonRequest:
     try:
-        return wire.decode(body, CordonRequest)
+        asked = wire.decode(body, CordonRequest)
     except msgspec.DecodeError as error:
         expected = 'expected {"target": "4-7", "reason": "..."}'
         raise errors.RequestError(f"{error}; {expected}") from error
+    # It is kept in the checkpoint and shown in terminals.
+    if len(asked.reason) > LONGEST_REASON:
+        why = f"reason has {len(asked.reason)} characters, at most {LONGEST_REASON} are kept"
+        raise errors.RequestError(why, (Mistake("reason", "length"),))
+    if not asked.reason.isprintable():
+        why = "reason has control characters, which a line cannot have"
+        raise errors.RequestError(why, (Mistake("reason", "printable"),))
+    return asked
 
 
 def _flag(request: Request, name: str) -> bool:

@@ -377,7 +377,10 @@ class AtomicFile:
         self._files = files
 
     def replace(self, data: bytes) -> None:
-        """Replace the content, durable on return; raises `CheckpointIOError`."""
+        """Replace the content, durable on return; raises `CheckpointIOError`.
+
+        What could not be read again is not written: the file stays as it was.
+        """
         try:
             self.write(data)
             self.put_in_place(data)
@@ -393,6 +396,9 @@ class AtomicFile:
 
     def write(self, data: bytes) -> None:
         """Write the new content beside the file, durable; raises `CheckpointIOError`."""
+        if len(data) > LARGEST:
+            too_large = OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            raise CheckpointIOError("saving", self.path, too_large)
         try:
             fd = self._create_temporary()
         except OSError as error:

@@ -10,6 +10,7 @@ from agent.pods.manifest import load_pod
 from agent.pods.model import (
     END,
     INTERRUPTS,
+    MEMORY_CLASSES,
     NEAR_NODES,
     POWER,
     SMT,
@@ -62,6 +63,7 @@ def test_a_pod_lasts_as_its_annotations_say(
         ({isolation_annotation(INTERRUPTS): "on"}, 1, "'on' is not one of off, own-devices"),
         ({isolation_annotation(SMT): "off"}, 1, "'off' is not one of idle-siblings"),
         ({isolation_annotation(POWER): "no class"}, 1, "'no class' is not a name"),
+        ({isolation_annotation(MEMORY_CLASSES): "dram," * 300}, 1, "it has 1500 characters"),
         ({NEAR_NODES: "eth0"}, 1, "near-nodes"),
         ({NEAR_NODES: ""}, 1, "it lists no node"),
     ],

@@ -124,6 +124,24 @@ async def test_a_cordon_that_would_leave_no_shared_cpu_is_rejected_with_the_reas
         assert agent.controller.state.durable is before
 
 
+@pytest.mark.parametrize(
+    ("reason", "fault"),
+    [
+        pytest.param("x" * 257, "reason has 257 characters, at most 256", id="too long"),
+        pytest.param("ok \x1b]0;pwned\x07", "control characters", id="an escape of terminals"),
+        pytest.param("two\nlines", "control characters", id="two lines"),
+    ],
+)
+@in_loop
+async def test_a_reason_that_is_no_short_line_is_rejected(
+    world: World, reason: str, fault: str
+) -> None:
+    async with running(world) as agent:
+        with pytest.raises(AgentError, match=fault):
+            await cordon(agent, "1-3", reason)
+        assert (await cordon(agent, "1-3", "x" * 256)).cpus == "1-3"
+
+
 #: Targets that the host does not have, and what is said of them.
 UNKNOWN = {
     "99": "this host has no CPU 99; it has CPUs 0-15",

@@ -64,6 +64,17 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert load(tmp_path) == AFTER
 
 
+def test_what_could_not_be_read_again_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store(tmp_path) as store:
+        monkeypatch.setattr("agent.state.store.LARGEST", store.save(BEFORE))
+        with pytest.raises(CheckpointIOError, match="File too large"):
+            store.save(AFTER)
+    assert load(tmp_path) == BEFORE
+    assert not (tmp_path / TEMPORARY_NAME).exists()
+
+
 def test_a_save_flushes_the_file_before_and_the_directory_after_the_rename(tmp_path: Path) -> None:
     steps = ["create", "write", "fsync", "close", "rename", "sync_directory"]
     assert operations_of_a_save(tmp_path, 1 << 30) == steps
