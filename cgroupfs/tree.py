@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from cgroupfs.errors import CgroupPathError, CgroupRootError, TreeLockedError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 _SYS_OPENAT2: Final = 437  # the same number on every architecture (added after unification)
 _RESOLVE_NO_MAGICLINKS: Final = 0x02
@@ -313,6 +313,29 @@ def all_ancestors(paths: Iterable[str]) -> frozenset[str]:
 def is_within(path: str, places: Collection[str]) -> bool:
     """Return whether a path is one of `places` or lies below one."""
     return bool(places) and (path in places or any(above in places for above in ancestors(path)))
+
+
+def descendants(
+    tree: CgroupTree, cgroup: str, enters: Callable[[str], bool] = lambda _: True
+) -> Iterator[str]:
+    """Yield the cgroups below one, each before those inside it, of those that `enters` accepts.
+
+    What ends meanwhile is left out, and what lies so deep that no path reaches it: who may make
+    cgroups below a pod's or in a session nests them as deep as he likes. Raises `OSError` for
+    anything else.
+    """
+    waiting = [cgroup]
+    while waiting:
+        path = waiting.pop()
+        try:
+            inside = tree.children(path) if enters(path) else ()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV, errno.ENAMETOOLONG):
+                raise
+            continue
+        found = [join(path, name) for name in inside]
+        yield from found
+        waiting += reversed(found)
 
 
 def join(path: str, name: str) -> str:

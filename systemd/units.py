@@ -117,6 +117,16 @@ _KERNEL_PREFIXES: Final = (
 )  # fmt: skip
 
 
+#: The kinds of units that have cgroups.
+_WITH_CGROUPS: Final = (".slice", ".scope", ".service")
+
+
+def unit_of(cgroup: str) -> str | None:
+    """Return the unit that a cgroup is named after, None when the name is not a unit's."""
+    name = cgroup.rpartition("/")[2]
+    return name if name.endswith(_WITH_CGROUPS) else None
+
+
 def check_unit(name: str, kind: str | None = None) -> str:
     """Return `name` if it is a valid unit name (of type `kind`), else raise `UnitNameError`."""
     if len(name) > UNIT_NAME_MAX:

@@ -32,12 +32,12 @@ def verification_lines(answer: VerificationDocument) -> Iterator[str]:
         names = ", ".join(dict.fromkeys(task.name for task in answer.unconfined[:5]))
         yield (
             f"note: {answer.unconfined_tasks} threads may run on every CPU, exclusive ones too "
-            f"({names}, ...); AllowedCPUs= on system.slice, user.slice, init.scope keeps them off"
+            f"({names}, ...); agent.isolation.hostSlices keeps them off"
         )
     if answer.kernel_threads:
         yield (
-            f"note: {answer.kernel_threads} kernel threads are not bound to one CPU; only "
-            "isolcpus= keeps them off exclusive ones"
+            f"note: {answer.kernel_threads} kernel threads are not bound to one CPU; "
+            "agent.isolation.kernelThreads keeps them off exclusive ones, and so does a partition"
         )
     count = f"{counted(len(answer.cgroups), 'cgroup')}, {len(answer.ancestors)} above them"
     yield f"the kernel {'agrees with' if answer.agrees else 'DIFFERS from'} the ledger: {count}"

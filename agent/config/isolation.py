@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from agent.config.keys import Section, key, read, schema, section, switch, written
-from agent.config.kinds import CPU_LIST, NODE_LIST, mapping_kind, one_of, text_kind
+from agent.config.kinds import CGROUP_NAMES, CPU_LIST, NODE_LIST, mapping_kind, one_of, text_kind
 from agent.managers.policy import IsolationMode
 from agent.pods.model import label_fault, memory_classes_fault
 from agent.yaml import shown
@@ -179,13 +179,19 @@ class IsolationConfig(Section, frozen=True):
     """`agent.isolation`; what is touched is restored when an item is switched off."""
 
     host_slices: bool = switch(
-        "Whether services, sessions and virtual machines of the host (system.slice, user.slice, "
-        "machine.slice, init.scope) keep off exclusive CPUs."
+        "Whether services, sessions, virtual machines and containers of the host keep off "
+        "exclusive CPUs: every cgroup at the top of the tree but the pods'."
+    )
+    host_except: tuple[str, ...] = key(
+        (),
+        CGROUP_NAMES,
+        "Cgroups at the top that stay as they are; a name may end in *.",
+        example="- ovs.slice\n",
     )
     host_cpus: Mask | None = key(
         None,
         CPU_LIST,
-        "The CPUs that the slices above stay on; of these they use what is not exclusive. "
+        "The CPUs that these cgroups stay on; of these they use what is not exclusive. "
         '"" is all CPUs.',
         name="hostCPUs",
     )

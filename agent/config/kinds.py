@@ -737,6 +737,30 @@ def _fault_of_ignored(name: str) -> str | None:
     return fault
 
 
+def _cgroup_names(reader: KeyReader, at: Field, _: tuple[str, ...]) -> tuple[str, ...]:
+    found: list[str] = []
+    for item in reader.items(at):
+        name = reader.text(item)
+        if name is None:
+            continue
+        if re.fullmatch(_CGROUP_NAME, name) is None:
+            reader.reject(
+                item, f"{shown(name)} is not the name of a cgroup, or the begin of one and *"
+            )
+        elif name not in found:
+            found.append(name)
+    return tuple(found)
+
+
+_CGROUP_NAME: Final = r"[^/*\x00-\x1f\x7f]{1,255}\*?"
+#: Names of cgroups, of which `*` at the end is any; the list replaces that of the base.
+CGROUP_NAMES: Final[Kind[tuple[str, ...]]] = Kind(
+    "list of cgroups such as ovs.slice or lxc.*",
+    {"type": "array", "items": {"type": "string", "pattern": f"^{_CGROUP_NAME}$"}},
+    _cgroup_names,
+    list,
+)
+
 #: `agent.ignoredResources`: resources that others provide; the list replaces that of the base.
 IGNORED_RESOURCES: Final[Kind[tuple[str, ...]]] = Kind(
     "list of resources",

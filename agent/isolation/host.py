@@ -35,6 +35,7 @@ from agent.isolation.places import (
     exclusive_of,
     set_of_slice,
     set_of_unit,
+    slices_of,
     why_not,
 )
 from agent.isolation.resctrl import ResctrlGroups
@@ -50,9 +51,10 @@ from agent.state.checkpoint import CheckpointIOError
 from cgroupfs.plan import Setting
 from cgroupfs.tree import is_within, parent
 from sysfs.mask import EMPTY, Mask
+from systemd.units import unit_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from agent.isolation.originals import Originals
     from agent.isolation.places import HostPlaces
@@ -62,9 +64,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: The cgroups of the host's own services, sessions and virtual machines, and of PID 1.
-HOST_SLICES: Final = ("system.slice", "user.slice", "machine.slice", "init.scope")
-_SETS: Final = frozenset(map(set_of_slice, HOST_SLICES))
 _IRQS: Final = f"{IRQ}*{AFFINITY}"
 #: So many places are named in a condition.
 _NAMED: Final = 3
@@ -90,11 +89,18 @@ NOT_APPLIED: Final = IsolationReport()
 class HostIsolation:
     """The host-wide settings; blocking, to be called from one thread.
 
-    `units`: systemd has the host's slices on record, so that their properties are saved, too.
+    `pods` is the cgroup of all pods. `units`: systemd has the host's slices on record, so that
+    their properties are saved, too.
     """
 
     def __init__(
-        self, config: IsolationConfig, places: HostPlaces, originals: Originals, *, units: bool
+        self,
+        config: IsolationConfig,
+        places: HostPlaces,
+        originals: Originals,
+        *,
+        units: bool,
+        pods: str = "",
     ) -> None:
         self._config = config
         #: Whether anything is configured: else only a comparison looks for what is left to restore.
@@ -103,7 +109,9 @@ class HostIsolation:
         self._custody = Custody(places, originals)
         self._groups = ResctrlGroups(config.resctrl, places, self._custody)
         self._interrupts = _Interrupts(places, self._custody)
-        self._slices = _Slices(places, self._custody, units=units)
+        self._slices = _Slices(
+            places, self._custody, _Beside(pods, config.host_except), units=units
+        )
         #: What the kernel would not have written, by place: the text that was there then.
         self._immovable: dict[str, str] = {}
         #: What the last pass was given, None before the first and after one that failed.
@@ -125,14 +133,19 @@ class HostIsolation:
         self._slices.compare_units()
 
     def slices(self, exclusive: Mask, online: Mask) -> Iterable[Setting]:
-        """Return what the host's slices are to have: what is not exclusive, of their own set.
+        """Return what the cgroups beside the pods' are to have: what is not exclusive of theirs.
 
-        What a slice has is saved before it is narrowed for the first time; one of which that fails
+        What one has is saved before it is narrowed for the first time; one of which that fails
         stays as it is. One that uses no exclusive CPU is not the agent's.
         """
         asked = self._config.host_slices and not self._custody.unusable
         whole = exclusive | online if asked else EMPTY
         return self._slices.narrowed(whole, whole - exclusive, self._config.host_cpus)
+
+    def concerns(self, cgroups: Iterable[str]) -> bool:
+        """Return whether one of these has to keep off exclusive CPUs: it stands beside the pods."""
+        at_top = (name for name in cgroups if "/" not in name)
+        return self._config.host_slices and bool(self._slices.beside(at_top))
 
     def partitions(
         self, allocations: Mapping[str, PodAllocation], bindings: Iterable[Binding], all_pods: str
@@ -271,7 +284,7 @@ class HostIsolation:
         if pass_.written:
             log.info("host settings written", settings=pass_.written, changed=len(originals))
         changed = Counter(str(desired[name].row.item) for name in originals if name in desired)
-        changed[str(IsolationItem.HOST_SLICES)] = len(originals.keys() & _SETS)
+        changed[str(IsolationItem.HOST_SLICES)] = len(slices_of(originals))
         changed[str(IsolationItem.PARTITIONS)] = len(self._partitions)
         changed[str(IsolationItem.RESCTRL)] = len(originals.keys() & of_groups)
         return IsolationReport(pass_.lines(), MappingProxyType(+changed), pass_.written)
@@ -353,9 +366,7 @@ class HostIsolation:
     def _own_sets(self, asked: IsolatedCpus, bound: Collection[str]) -> Iterator[tuple[str, str]]:
         """Yield the units of the host whose own CPUs became exclusive; the kernel takes them."""
         avoided = asked.avoided.get(IsolationItem.HOST_SLICES, EMPTY)
-        for name in HOST_SLICES if avoided else ():
-            if not self._places.has_cgroup(name):
-                continue
+        for name in self._slices.beside(self._places.at_top()) if avoided else ():
             for cgroup, cpus in self._places.own_sets(name):
                 if cpus & avoided and not is_within(cgroup, bound):
                     message = (
@@ -390,12 +401,36 @@ class HostIsolation:
             log.warning("lost CPUs taken back", cpus=str(again))
 
 
-class _Slices:
-    """The sets of the host's own slices, in their cgroups and on record with systemd."""
+class _Beside(Struct, frozen=True):
+    """Which cgroups at the top of the tree follow what is not exclusive: all that are not named.
 
-    def __init__(self, places: HostPlaces, custody: Custody, *, units: bool) -> None:
+    `pods` is the cgroup of all pods, `excepted` are names, of which `*` at the end is any.
+    """
+
+    pods: str
+    excepted: tuple[str, ...]
+
+    def __call__(self, at_top: Iterable[str]) -> list[str]:
+        """Return those of the cgroups at the top, in their order."""
+        of_pods = self.pods.partition("/")[0]
+        return sorted(name for name in at_top if name != of_pods and not self._is_excepted(name))
+
+    def _is_excepted(self, name: str) -> bool:
+        return any(
+            name.startswith(each[:-1]) if each.endswith("*") else name == each
+            for each in self.excepted
+        )
+
+
+class _Slices:
+    """The sets of the cgroups beside the pods': in the tree, and of units with systemd."""
+
+    def __init__(
+        self, places: HostPlaces, custody: Custody, beside: _Beside, *, units: bool
+    ) -> None:
         self._places = places
         self._custody = custody
+        self.beside = beside
         self._units = units
         #: Whether systemd is asked what it has on record of slices whose cgroups are as written.
         self._compares = False
@@ -422,12 +457,12 @@ class _Slices:
             return ()
         settings: dict[str, Setting] = {}
         new: dict[str, str] = {}
-        for name in HOST_SLICES:
+        for name in self._followers():
             place, unit = set_of_slice(name), set_of_unit(name)
             try:
-                changed = self._not_ours(place, unit)
+                changed = self._not_ours(name)
             except FileNotFoundError:
-                self.held |= {place, unit}  # systemd keeps the unit's property for the next
+                self.held |= {place, unit}  # systemd keeps a unit's property for the next
                 continue
             except PLACE_ERRORS as error:
                 self.unsaved[f"isolation {name}"] = f"{name} uses exclusive CPUs: {why_not(error)}"
@@ -450,14 +485,29 @@ class _Slices:
                 self._custody.will_write(name, str(settings[place].cpus))
         return [setting for place, setting in settings.items() if place in saved]
 
-    def _not_ours(self, place: str, unit: str) -> Mapping[str, str]:
+    def _followers(self) -> Sequence[str]:
+        """Return the cgroups that are there beside the pods', and units that were narrowed.
+
+        Where the tree cannot be listed there are none, and what is narrowed stays so.
+        """
+        narrowed = slices_of(self._custody.originals)
+        try:
+            there = self._places.at_top()
+        except PLACE_ERRORS as error:
+            self.held = frozenset(narrowed) | {set_of_unit(name) for name in narrowed.values()}
+            self.unsaved["isolation hostSlices"] = f"cgroups use exclusive CPUs: {why_not(error)}"
+            return ()
+        return self.beside(there | {name for name in narrowed.values() if unit_of(name)})
+
+    def _not_ours(self, name: str) -> Mapping[str, str]:
         """Return what a slice and its unit had, as far as that is not what is saved."""
+        place, unit = set_of_slice(name), set_of_unit(name)
         shown = self._places.read(place)
         whose = self._custody.state(place, shown)
         if whose is State.OURS and not self._compares:
             return {}
         changed = {} if whose is State.OURS else {place: shown}
-        if not self._units:
+        if not self._units or unit_of(name) is None:
             return changed
         try:
             recorded = self._places.read(unit)

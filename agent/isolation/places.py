@@ -27,12 +27,13 @@ import struct
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from enum import StrEnum
+from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from agent.isolation.shares import has_lines, parse_schemata
 from cgroupfs.apply import CPUSET, enabled
 from cgroupfs.errors import CgroupError
-from cgroupfs.partitions import partitions
+from cgroupfs.partitions import is_partition, partitions
 from cgroupfs.settings import (
     CPUS,
     EXCLUSIVE,
@@ -42,7 +43,7 @@ from cgroupfs.settings import (
     PARTITION_WORDS,
 )
 from cgroupfs.state import CPUS_EFFECTIVE
-from cgroupfs.tree import join
+from cgroupfs.tree import descendants
 from sysfs.mask import EMPTY, Mask
 from systemd.bus import Breaker
 from systemd.units import (
@@ -55,7 +56,7 @@ from systemd.units import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from cgroupfs.tree import CgroupTree
@@ -75,7 +76,9 @@ _CPU: Final = "sys/devices/system/cpu/"
 #: What a place raises where it cannot be read or written.
 PLACE_ERRORS: Final = (OSError, ValueError, CgroupError, SystemdError)
 #: The unit may not write there.
-_FORBIDDEN: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_FORBIDDEN: Final = frozenset({errno.EROFS, errno.EACCES})
+#: Bits of CapEff in /proc/PID/status (include/uapi/linux/capability.h).
+_CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_NICE": 23}
 _DROP_IN: Final = "give the unit the drop-in deploy/isolation.conf (docs/isolation.md)"
 #: A cgroup at the top that exists for a moment, while lost CPUs are taken back.
 _RETURNED: Final = "numawarden-returned"
@@ -100,7 +103,10 @@ _BANNED_MASK: Final = re.compile(r"BANNED ([0-9a-f,]+)")
 
 
 def why_not(error: Exception) -> str:
-    """Return why a place could not be read or written, and what to do where that is known."""
+    """Return why a place could not be read or written, and what to do where that is known.
+
+    A capability that is missing is said by the error (`HostPlaces.write`).
+    """
     if not isinstance(error, OSError):
         return str(error)
     why = error.strerror or str(error)
@@ -115,6 +121,15 @@ def set_of_slice(cgroup: str) -> str:
 def set_of_unit(unit: str) -> str:
     """Return the name of the place that has the CPUs of a unit on record."""
     return f"{_UNIT}{unit}/{allowed_cpus(EMPTY).name}"
+
+
+def slices_of(places: Iterable[str]) -> Mapping[str, str]:
+    """Return those of these places that have the CPUs of a cgroup at the top, with its name."""
+    return {
+        place: place.removeprefix(_CGROUP).rpartition("/")[0]
+        for place in places
+        if kind_of(place) is SliceSet
+    }
 
 
 def exclusive_of(all_pods: str) -> str:
@@ -177,6 +192,8 @@ class Place(ABC):
     many: ClassVar[bool] = False
     #: What was written shows only after a while.
     shows_later: ClassVar[bool] = False
+    #: The capability without which the kernel answers EPERM to a write.
+    needs: str = ""
     #: Whether the place is in the cgroup tree, or with systemd.
     in_tree: ClassVar[bool] = False
     in_systemd: ClassVar[bool] = False
@@ -215,9 +232,12 @@ class SettingFile(Place):
         "cpumask": Form.MASK,
         "rps_cpus": Form.MASK,
         "xps_cpus": Form.MASK,
+        "rps_default_mask": Form.MASK,
         "watchdog_cpumask": Form.LIST,
         "schemata": Form.SCHEMATA,
     }
+    #: net/core/net-sysfs.c: store_rps_map, xps_cpus_store.
+    _OF_NETWORK: Final = frozenset({"rps_cpus", "xps_cpus", "rps_default_mask"})
     #: Before those that depend on them: what interrupts come with; some governors reset the energy
     #: preference.
     _FIRST: Final = frozenset({"default_smp_affinity", "scaling_governor"})
@@ -227,6 +247,8 @@ class SettingFile(Place):
         file = name.rpartition("/")[2]
         self.form = self._FORMS.get(file, Form.WORD)
         self.order = 4 if file in self._FIRST else 5
+        if file in self._OF_NETWORK:
+            self.needs = "CAP_NET_ADMIN"
 
     def read(self) -> str:
         """Return the text of the file."""
@@ -278,6 +300,7 @@ class KernelThread(Place):
 
     #: The kernel binds it to its CPU.
     immovable = frozenset({errno.EINVAL})
+    needs = "CAP_SYS_NICE"
 
     @property
     def chosen(self) -> bool:
@@ -385,20 +408,19 @@ class AllPodsExclusive(SliceSet):
 
     def same(self, shown: str, text: str) -> bool:
         """Return whether the sets are equal and nothing below is a partition or may be one."""
-        below = self._below(self._host.tree, self._at()[0])
-        return same(self.form, shown, text) and next(below, None) is None
+        return same(self.form, shown, text) and not self._below(self._host.tree, self._at()[0])
 
-    def _below(self, tree: CgroupTree, cgroup: str) -> Iterator[tuple[str, str, str]]:
-        """Yield what is a partition or has exclusive CPUs, with both files; inner ones first."""
-        for name in tree.children(cgroup):
-            path = join(cgroup, name)
+    def _below(self, tree: CgroupTree, cgroup: str) -> Sequence[tuple[str, str, str]]:
+        """Return what is a partition or has exclusive CPUs, with both files; inner ones first."""
+        found = []
+        # Where there is no file of partitions, nothing below has a set.
+        for path in descendants(tree, cgroup, lambda path: CPUSET in enabled(tree, path)):
             with suppress(FileNotFoundError):  # it has ended
                 exclusive, word = tree.read_many(path, PARTITION_FILES)
-                if word is None:
-                    continue  # nothing below has a set
-                yield from self._below(tree, path)
-                if word.strip() != MEMBER or (exclusive or "").strip():
-                    yield path, word.strip(), (exclusive or "").strip()
+                shown = (word or MEMBER).strip(), (exclusive or "").strip()
+                if shown != (MEMBER, ""):
+                    found.append((path, *shown))
+        return found[::-1]
 
     def _forget(self, unit: str) -> None:
         """Have systemd make no partition of a unit again, where it has a property of that."""
@@ -540,8 +562,24 @@ class HostPlaces:
         return self.at(name).read()
 
     def write(self, name: str, text: str) -> None:
-        """Write a text to a place."""
-        self.at(name).write(text)
+        """Write a text to a place; an error says which capability is missing."""
+        place = self.at(name)
+        try:
+            place.write(text)
+        except OSError as error:
+            if error.errno == errno.EPERM and place.needs and not self._has(place.needs):
+                why = f"{os.strerror(errno.EPERM)}: {place.needs} is missing; {_DROP_IN}"
+                raise OSError(errno.EPERM, why) from error
+            raise
+
+    def _has(self, capability: str) -> bool:
+        """Return whether this process has a capability, as far as the host shows it."""
+        try:
+            lines = self.read_file("proc/self/status").splitlines()
+        except OSError:
+            return True
+        found = [int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")]
+        return not found or bool(found[0] >> _CAPABILITIES[capability] & 1)
 
     @property
     def asks_systemd(self) -> bool:
@@ -621,6 +659,17 @@ class HostPlaces:
         finally:
             tree.rmdir(_RETURNED)
 
+    def at_top(self) -> frozenset[str]:
+        """Return the cgroups at the top of the tree that are no partitions, as of now."""
+        tree = self._tree
+        if tree is None:
+            return frozenset()
+        return frozenset(
+            name
+            for name, (word,) in self._shown(tree.children(""), PARTITION)
+            if name != _RETURNED and not is_partition(word)
+        )
+
     def has_cgroup(self, cgroup: str) -> bool:
         """Return whether a cgroup exists."""
         return self._tree is not None and self._tree.exists(cgroup)
@@ -628,23 +677,29 @@ class HostPlaces:
     def own_sets(self, cgroup: str) -> Iterator[tuple[str, Mask]]:
         """Yield the cgroups inside one that have CPUs of their own, with these."""
         tree = self._tree
-        if tree is None or CPUSET not in enabled(tree, cgroup):
+        if tree is None:
             return
-        for name in tree.children(cgroup):
-            path = join(cgroup, name)
-            if cpus := Mask.parse(tree.read_many(path, (CPUS,))[0] or ""):
+        inside = descendants(tree, cgroup, lambda path: CPUSET in enabled(tree, path))
+        for path, (text,) in self._shown(inside, CPUS):
+            if cpus := Mask.parse(text or ""):
                 yield path, cpus
-            yield from self.own_sets(path)
 
     def threads_in(self, cgroup: str) -> Iterator[int]:
         """Yield the threads in a cgroup and inside it, none where it is gone."""
         tree = self._tree
-        if tree is None or not tree.exists(cgroup):
+        if tree is None:
             return
-        (threads,) = tree.read_many(cgroup, ("cgroup.threads",))
-        yield from map(int, (threads or "").split())
-        for name in tree.children(cgroup):
-            yield from self.threads_in(join(cgroup, name))
+        around = chain((cgroup,), descendants(tree, cgroup))
+        for _, (threads,) in self._shown(around, "cgroup.threads"):
+            yield from map(int, (threads or "").split())
+
+    def _shown(
+        self, cgroups: Iterable[str], *files: str
+    ) -> Iterator[tuple[str, tuple[str | None, ...]]]:
+        """Yield cgroups with the texts of files in them; what ends meanwhile is left out."""
+        for cgroup in cgroups:
+            with suppress(FileNotFoundError):
+                yield cgroup, self.tree.read_many(cgroup, files)
 
     def irqbalance_runs(self) -> bool:
         """Return whether irqbalance runs as a unit; only one with a socket can be asked."""
@@ -724,7 +779,8 @@ class HostPlaces:
                 called, fields = self.stat(name)
             except OSError:  # it has ended
                 continue
-            if fields[_PARENT] == _KTHREADD and not int(fields[_FLAGS]) & _BOUND:
+            of_kernel = _KTHREADD in (name, fields[_PARENT])
+            if of_kernel and not int(fields[_FLAGS]) & _BOUND:
                 threads.append(f"{TASKS}{name}/{fields[_START]}")
                 if of_node := _OF_NODE.search(called):
                     self.nodes[threads[-1]] = int(of_node[1])

@@ -95,6 +95,8 @@ ROWS: Final = (
     Row(IsolationItem.INTERRUPTS, "sys/devices/virtual/workqueue/cpumask"),
     Row(IsolationItem.INTERRUPTS, "sys/class/net/*/queues/*/rps_cpus", where_set=True),
     Row(IsolationItem.INTERRUPTS, "sys/class/net/*/queues/*/xps_cpus", where_set=True),
+    # What the queues of interfaces that come later begin with.
+    Row(IsolationItem.INTERRUPTS, "proc/sys/net/core/rps_default_mask", where_set=True),
     Row(IsolationItem.INTERRUPTS, "proc/sys/kernel/watchdog_cpumask"),
     Row(IsolationItem.KERNEL_THREADS, f"{TASKS}*"),
     Row(

@@ -46,6 +46,7 @@ from systemd.units import (
     cpu_weight,
     cpuset_partition,
     number,
+    unit_of,
     written_quota,
 )
 
@@ -60,16 +61,9 @@ if TYPE_CHECKING:
     from systemd.bus import Systemd
     from systemd.units import Property
 
-_SUFFIXES: Final = (".slice", ".scope", ".service")
 _PERIOD: Final = "CPUQuotaPeriodUSec"
 #: The files of one value that systemd writes from a property.
 _RECORDED: Final = {row.file: row for row in VALUES if row.unit_property}
-
-
-def unit_of(cgroup: str) -> str | None:
-    """Return the unit that a cgroup is named after, None when the name is not a unit's."""
-    name = cgroup.rpartition("/")[2]
-    return name if name.endswith(_SUFFIXES) else None
 
 
 def to_properties(record: WriterRecord) -> tuple[Property, ...]:

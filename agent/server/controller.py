@@ -170,9 +170,10 @@ class Controller:
             await self.queue.run(lambda: self.steps.enforce_pods(*uids))
 
     async def meet(self, created: Collection[str]) -> None:
-        """Have the kernel enforce the pods in which cgroups were created.
+        """Have the kernel enforce the pods in which cgroups were created, and those beside pods.
 
-        Each moment before, a container that starts may run on its siblings' exclusive CPUs.
+        Each moment before, a container that starts may run on its siblings' exclusive CPUs, and
+        what starts in a cgroup beside the pods on any.
         """
 
         async def enforce() -> None:
@@ -181,6 +182,8 @@ class Controller:
             found = around(created) - around(each.cgroup for each in self.state.observed.contested)
             if uids := sorted(found & self.state.ledger.allocations.keys()):
                 await self.steps.enforce_started(*uids)
+            elif self.steps.kernel.are_beside_pods(created):
+                await self.steps.enforce_pool()
 
         with operation("meet"):
             await self.queue.run(enforce)

@@ -144,6 +144,10 @@ class KernelEnforcement:
         around = map(self._layout.parse_pod, all_ancestors(cgroups))
         return frozenset(pod.uid for pod in around if pod is not None)
 
+    def are_beside_pods(self, cgroups: Iterable[str]) -> bool:
+        """Return whether one of these belongs to no pod and has to keep off exclusive CPUs."""
+        return self._isolation is not None and self._isolation.concerns(cgroups)
+
     def plan(self, target: Desired, uid: str) -> PlannedChange:
         """Return what `admitted` would create and write, without writing."""
         with readable():

@@ -416,7 +416,8 @@ class Service:
     def _follow_cgroups(self) -> None:
         watched, controller = self._around.cgroups, self._controller
         if watched is not None and self._watching(
-            lambda: watched.follow(controller.outcomes.cgroups, controller.outcomes.renewed)
+            # The root, too: what appears at the top follows at once.
+            lambda: watched.follow({"", *controller.outcomes.cgroups}, controller.outcomes.renewed)
         ):
             controller.outcomes.renewed.clear()
             controller.state.observed.conditions.pop(_INOTIFY, None)

@@ -412,6 +412,7 @@ class Wiring:
             HostPlaces(agent.sysfs_root, self._tree, systemd),
             Originals(agent.state_directory, self._boot_id, self._fakes.files),
             units=systemd is not None and self._layout.driver is Driver.SYSTEMD,
+            pods=self._layout.pods(),
         )
 
     def _writer_of(self, opened: ExitStack) -> WriterOf:

@@ -42,6 +42,7 @@ FILES: Final = {
     "proc/sys/kernel/watchdog_cpumask": "0-7\n",
     f"{QUEUES}/rx-0/rps_cpus": "0\n",
     f"{QUEUES}/tx-0/xps_cpus": "0c\n",
+    "proc/sys/net/core/rps_default_mask": "ff\n",
 }
 
 

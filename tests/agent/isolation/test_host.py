@@ -49,6 +49,7 @@ NARROWED: Final = FILES | {
     "sys/devices/virtual/workqueue/cpumask": "f3\n",
     "proc/sys/kernel/watchdog_cpumask": "0-1,4-7\n",
     f"{QUEUES}/tx-0/xps_cpus": "f3\n",
+    "proc/sys/net/core/rps_default_mask": "f3\n",
 }
 CPU: Final = "sys/devices/system/cpu/cpu2"
 POWER_FILES: Final = {
@@ -154,6 +155,34 @@ def test_a_write_that_fails_is_a_condition_and_nothing_is_left_of_it(host: Host,
     host.fault = lambda _: None
     isolation.apply([quiet("2-3")], (), thorough=True)
     assert (host.all(), isolation.report.conditions) == (NARROWED, {})
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "advice"),
+    [
+        pytest.param("0000000000800002", True, id="without CAP_NET_ADMIN"),
+        pytest.param("0000000000801002", False, id="with it"),
+    ],
+)
+def test_where_a_capability_is_missing_it_is_named_and_else_no_drop_in(
+    host: Host, monkeypatch: pytest.MonkeyPatch, capabilities: str, *, advice: bool
+) -> None:
+    isolation, places = host.start()
+    write = places.write_file
+
+    def reject_steering(file: str, text: str) -> None:
+        if file.endswith("xps_cpus"):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        write(file, text)
+
+    monkeypatch.setattr(places, "write_file", reject_steering)
+    (host.root / "proc/self").mkdir()
+    (host.root / "proc/self/status").write_text(f"Name:\tagent\nCapEff:\t{capabilities}\n")
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    (condition,) = isolation.report.conditions.values()
+    assert "Operation not permitted" in condition
+    assert ("CAP_NET_ADMIN is missing; give the unit the drop-in" in condition) is advice
+    assert ("drop-in" in condition) is advice
 
 
 def test_an_admission_reads_and_writes_an_interrupt_once_and_a_comparison_reads_what_came_of_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -58,9 +59,11 @@ class Machine:
         seen = tree or self.kernel
         places = FaultyPlaces(self.root, tree=seen, systemd=self.bus if by_systemd else None)
         originals = Originals(self.state, BOOT)
-        self.isolation = HostIsolation(self.config, places, originals, units=by_systemd)
-        pods = SliceCgroups(seen, self.bus) if by_systemd else DirectoryCgroups(seen)
         of = layout(self.driver)
+        self.isolation = HostIsolation(
+            self.config, places, originals, units=by_systemd, pods=of.pods()
+        )
+        pods = SliceCgroups(seen, self.bus) if by_systemd else DirectoryCgroups(seen)
         self.places = places
         self.enforcer = Enforcer(
             seen,
@@ -181,6 +184,82 @@ def administrator_sets(machine: Machine, cpus: str) -> None:
         machine.systemd.set_properties("system.slice", (allowed_cpus(Mask.parse(cpus)),))
     else:
         machine.kernel.write("system.slice", "cpuset.cpus", cpus)
+
+
+FOREIGN: Final = ("docker", "lxc.payload.web", "foo.slice", "machine.slice", "ovs.slice")
+
+
+@pytest.mark.parametrize(
+    ("excepted", "left"),
+    [
+        pytest.param((), (), id="none"),
+        pytest.param(("ovs.slice",), ("ovs.slice",), id="one by its name"),
+        pytest.param(("lxc.*", "foo"), ("lxc.payload.web",), id="some by how they begin"),
+    ],
+)
+def test_every_cgroup_at_the_top_follows_but_the_pods_and_what_is_excepted(
+    machine: Machine, excepted: tuple[str, ...], left: tuple[str, ...]
+) -> None:
+    machine.config = replace(ON, host_except=excepted)
+    machine.start()
+    for name in FOREIGN:
+        machine.kernel.mkdir(name)
+    machine.kernel.write("foo.slice", "cpuset.cpus", "3-5")
+    assert machine.repair(target(OWN))
+    found = {name: machine.uses(name) for name in FOREIGN}
+    narrowed = dict.fromkeys(FOREIGN, "0-1,4-15") | {"foo.slice": "4-5"}
+    assert found == narrowed | dict.fromkeys(left, "0-15")
+    assert machine.uses(path_of(OWN, machine.driver)) == "2-3"
+    assert machine.repair(target())
+    assert {machine.uses(name) for name in FOREIGN} == {"0-15", "3-5"}
+    assert Originals(machine.state, BOOT).load() == {}
+
+
+def test_a_cgroup_at_the_top_that_ends_is_forgotten_and_a_partition_is_left_alone(
+    machine: Machine,
+) -> None:
+    machine.kernel.mkdir("lxc.payload.web")
+    machine.kernel.mkdir("ovs")
+    machine.kernel.write("ovs", "cpuset.cpus", "12-13")
+    machine.kernel.write("ovs", "cpuset.cpus.partition", "root")
+    taken = Mask.parse("12-13")
+    desired = replace(target(OWN), shared_pool=target(OWN).shared_pool - taken)
+    assert machine.repair(desired)
+    assert machine.kernel.read("ovs", "cpuset.cpus.partition") == "root\n"
+    assert (machine.set("ovs"), machine.uses("lxc.payload.web")) == ("12-13", "0-1,4-11,14-15")
+    machine.kernel.rmdir("lxc.payload.web")
+    for _ in range(2):
+        assert machine.repair(desired)
+    assert not [each for each in Originals(machine.state, BOOT).load() if "lxc" in each]
+    assert machine.isolation.report.conditions == {}
+
+
+def test_where_the_tree_cannot_be_listed_what_is_narrowed_stays_so(machine: Machine) -> None:
+    class Unlisted(FaultyTree):
+        def children(self, path: str) -> tuple[str, ...]:
+            if not path:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().children(path)
+
+    machine.repair(target(OWN))
+    machine.places._tree = Unlisted(machine.kernel)
+    machine.isolation.slices(Mask.parse("2-3"), Mask.parse("0-15"))
+    machine.isolation.apply(target(OWN).ledger.allocations.values(), (), thorough=True)
+    assert machine.uses("system.slice") == "0-1,4-15"
+    assert "Input/output error" in str(machine.isolation.report.conditions)
+
+
+def test_cgroups_that_a_user_nests_a_thousand_deep_hinder_nothing(machine: Machine) -> None:
+    path = "user.slice"
+    machine.kernel.write(path, "cgroup.subtree_control", "+cpuset")
+    for _ in range(1000):
+        path += "/d"
+        machine.kernel.mkdir(path)
+        machine.kernel.write(path, "cgroup.subtree_control", "+cpuset")
+    machine.kernel.write(path, "cpuset.cpus", "3")
+    assert machine.repair(target(OWN))
+    (condition,) = machine.isolation.report.conditions.values()
+    assert "has CPUs of its own, 3, of which 3 are exclusive" in condition
 
 
 def test_with_nothing_exclusive_no_set_of_any_slice_is_the_agents(machine: Machine) -> None:

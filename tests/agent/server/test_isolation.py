@@ -26,7 +26,8 @@ from agent.server.errors import RequestError
 from cgroupfs.settings import PARTITION_FILES
 from tests.agent.server.changes import NEW, NEW_POD
 from tests.agent.server.sites import Site, make_site, site_config, with_agent
-from tests.agent.server.support import UID, World, in_loop, make_world, manifest, running
+from tests.agent.server.support import UID, World, in_loop, make_world, manifest, running, until
+from tests.agent.server.test_lifecycle import FullWatch
 from tests.agent.server.test_monitoring import fetch
 from tests.fakes.effects import Effects, die_before, fail
 from tests.fakes.kernel import Died
@@ -183,3 +184,20 @@ def test_dying_or_failing_at_any_step_of_partitions_leaves_what_the_next_pass_co
             await ended_apart(site, controller)
 
         with_agent(site, live, Effects(rejected, looks=False))
+
+
+@in_loop
+async def test_what_appears_at_the_top_follows_without_a_comparison(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = IsolationConfig(host_slices=True)
+    world.config = replace(world.config, agent=replace(world.config.agent, isolation=asked))
+    watch = FullWatch()
+    async with running(world, cgroups=watch) as agent:
+        await agent.ask(agent.client.admit, ASKING)
+        monkeypatch.setattr(agent.controller, "reconcile", lambda **_: asyncio.Event().wait())
+        assert "" in watch.watched
+        for name in ("docker", "machine.slice"):
+            world.kernel.mkdir(name)
+            watch.appearing.put_nowait((name,))
+            await until(lambda at=name: world.cpus_of(at) == "0,2-8,10-15")  # type: ignore[misc]

@@ -348,4 +348,4 @@ async def test_a_new_pod_is_watched_at_once_and_a_lack_of_watches_is_reported_un
         watch.full = False
         await agent.service._reconcile()
         assert agent.controller.state.observed.conditions == {}
-        assert watch.watched == {"kubepods", POD, f"kubepods/pod{OTHER_UID}"}
+        assert watch.watched == {"", "kubepods", POD, f"kubepods/pod{OTHER_UID}"}

@@ -134,7 +134,7 @@ async def test_new_cgroups_and_writes_of_others_are_noticed(tmp_path: Path) -> N
     pod.mkdir()
     (pod / "cpuset.cpus").write_text("0\n")
     changes = CgroupChanges(tmp_path)
-    changes.follow(["pod1", "gone"])
+    changes.follow(["", "pod1", "gone"])
     stream = aiter(changes.changes())
     waiting = await begun(stream)
     (pod / "container").mkdir()
@@ -143,7 +143,9 @@ async def test_new_cgroups_and_writes_of_others_are_noticed(tmp_path: Path) -> N
     (pod / "cpuset.cpus").write_text("1\n")
     assert await waiting == ()
     other = tmp_path / "pod2"
+    waiting = await begun(stream)
     other.mkdir()
+    assert await waiting == ("pod2",)
     changes.also(["pod2", "gone"])
     waiting = await begun(stream)
     (other / "container").mkdir()

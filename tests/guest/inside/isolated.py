@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,11 @@ POD: Final = "5526cafe-0000-4000-8000-0000000150a1"
 OTHER: Final = "5526cafe-0000-4000-8000-0000000150a2"
 SLICE: Final = "kubepods-pod5526cafe_0000_4000_8000_0000000150a1.slice"
 DROP_INS: Final = Path(f"/etc/systemd/system/{SERVICE}.d")
-HOST: Final = ("system.slice", "user.slice", "machine.slice", "init.scope")
+#: A slice of a site's own, and the cgroup of a runtime that asks no systemd.
+OWN_SLICE: Final = "foo.slice"
+RUNTIME: Final = "docker"
+SLICES: Final = ("system.slice", "user.slice", "machine.slice", OWN_SLICE)
+HOST: Final = (*SLICES, RUNTIME, "init.scope")
 CGROUPS: Final = Path("/sys/fs/cgroup")
 IRQS: Final = Path("/proc/irq")
 #: PF_NO_SETAFFINITY (include/linux/sched.h).
@@ -41,6 +46,8 @@ RESTLESS: Final = "while :; do sleep 0.05; done"
 #: How long the pod's CPUs are watched for one count: the job's console interrupts every second.
 WATCHED: Final = "5s"
 TRACING: Final = Path("/sys/kernel/tracing")
+LOOPBACK: Final = Path("/sys/class/net/lo/queues/rx-0/rps_cpus")
+DEFAULT_STEERING: Final = Path("/proc/sys/net/core/rps_default_mask")
 #: Where the agent writes what containers have.
 ASSIGNED: Final = Path("/run/numawarden-pods")
 
@@ -64,8 +71,10 @@ class Host:
         agent = Agent(guest)
         if not (TRACING / "instances").exists():
             command("mount", "-t", "tracefs", "tracefs", TRACING)
-        for name in HOST[:3]:
-            restless(name)
+        begin_restless()
+        # Queues of the network are steered to every CPU.
+        for file in (LOOPBACK, DEFAULT_STEERING):
+            file.write_text("ffff")
         configure(agent)
         agent.start()
         own = kernel.ids(agent.admit(pod_of("alone", POD))["pod"]["exclusiveCpus"])
@@ -76,6 +85,16 @@ class Host:
         before = settings()
         guest.log("settings", "\n".join(f"{name} {text}" for name, text in before.items()))
         return cls(guest, agent, own, workload, before)
+
+
+def begin_restless() -> None:
+    """Start what wakes all the time in each cgroup of the host."""
+    for name in SLICES:
+        restless(name)
+    cgroup = kernel.Cgroup(CGROUPS / RUNTIME)
+    cgroup.path.mkdir(exist_ok=True)
+    process = subprocess.Popen(["/bin/busybox", "sh", "-c", RESTLESS])
+    cgroup.write("cgroup.procs", str(process.pid))
 
 
 def permit(guest: Guest, drop_in: str) -> None:
@@ -145,9 +164,11 @@ def check_isolated(guest: Guest, agent: Agent, when: str, own: frozenset[int]) -
     check_moved(checks, when, interrupts)
     of_kernel = {name_of(thread) for thread, cpus in threads() if own & cpus}
     checks.equal(f"{when}: threads of the kernel that may run there", of_kernel, set())
-    cpumask = int(Path("/sys/devices/virtual/workqueue/cpumask").read_text().replace(",", ""), 16)
-    on_own = [cpu for cpu in own if cpumask >> cpu & 1]
-    checks.equal(f"{when}: CPUs of unbound workqueues that are exclusive", on_own, [])
+    of_work = own & mask_of(Path("/sys/devices/virtual/workqueue/cpumask").read_text())
+    checks.equal(f"{when}: CPUs of unbound workqueues that are exclusive", of_work, frozenset())
+    for file in (LOOPBACK, DEFAULT_STEERING):
+        steered = own & mask_of(file.read_text())
+        checks.equal(f"{when}: CPUs of {file.name} that are exclusive", steered, frozenset())
     latency = {_latency(cpu).read_text().strip() for cpu in own}
     checks.equal(f"{when}: the longest wait for a CPU's idle state", latency, {"20"})
 
@@ -176,6 +197,7 @@ def settings() -> dict[str, str]:
         Path("/sys/devices/virtual/workqueue/cpumask"),
         Path("/proc/sys/kernel/watchdog_cpumask"),
         *sorted(Path("/sys/class/net").glob("*/queues/*/*ps_cpus")),
+        DEFAULT_STEERING,
         *(_latency(cpu) for cpu in sorted(machine.cpus())),
     ]
     shown = {}
@@ -215,6 +237,12 @@ def allowed() -> frozenset[int]:
     return found
 
 
+def mask_of(text: str) -> frozenset[int]:
+    """Return the CPUs of a mask as the kernel shows it."""
+    bits = int(text.replace(",", ""), 16)
+    return frozenset(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
+
+
 def _is_movable(file: Path) -> bool:
     """Return whether the kernel lets an interrupt be moved: it takes the set that there is."""
     try:
@@ -241,7 +269,7 @@ def threads() -> Iterator[tuple[int, frozenset[int]]]:
             cpus = kernel.affinity(int(entry.name))
         except OSError:  # it has ended
             continue
-        if fields[1] == "2" and not int(fields[6]) & BOUND:
+        if "2" in (entry.name, fields[1]) and not int(fields[6]) & BOUND:
             yield int(entry.name), cpus
 
 

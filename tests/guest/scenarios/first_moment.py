@@ -31,8 +31,7 @@ def run(guest: Guest) -> None:
     agent = Agent(guest)
     for drop_in in ("isolation.conf", "partitions.conf"):
         isolated.permit(guest, drop_in)
-    for name in isolated.HOST[:3]:
-        isolated.restless(name)
+    isolated.begin_restless()
     # The slices have sets from then on: the kernel empties none in which processes are.
     isolated.switch_on(agent, {"hostSlices": True})
     agent.admit(isolated.pod_of("first", isolated.OTHER))

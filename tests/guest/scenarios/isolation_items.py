@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.guest.inside import isolated, kernel
+from tests.guest.inside import isolated, kernel, machine
 from tests.guest.inside.api import ask
 from tests.guest.inside.commands import run as command
 
@@ -32,6 +32,17 @@ def run(guest: Guest) -> None:
     host = isolated.Host.begun(guest)
     _each_alone(guest, host.agent, host.own)
     _informed(guest.checks, host.agent)
+    _late(guest.checks, host.agent, host.own)
+
+
+def _late(checks: Checks, agent: Agent, own: frozenset[int]) -> None:
+    """Have a slice appear while no comparison is due: it follows all the same."""
+    agent.configure(cpuManagerReconcilePeriod="1h", agent={"isolation": {"hostSlices": True}})
+    agent.restart()
+    ask("POST", "reconcile")
+    isolated.restless("late.slice")
+    free = machine.cpus() - own
+    checks.eventually("a late slice follows", lambda: isolated.effective("late.slice"), free)
 
 
 def _each_alone(guest: Guest, agent: Agent, own: frozenset[int]) -> None:

@@ -21,8 +21,7 @@ def run(guest: Guest) -> None:
     """Have the kernel take the CPUs; break that, kill the agent, have another pod come and go."""
     checks, all_cpus = guest.checks, machine.cpus()
     before, agent = isolated.settings(), Agent(guest)
-    for name in isolated.HOST[:3]:
-        isolated.restless(name)
+    isolated.begin_restless()
     agent.configure(agent={"isolation": {"partitions": "asked"}})
     for drop_in in ("isolation.conf", "partitions.conf"):
         isolated.permit(guest, drop_in)
@@ -36,9 +35,8 @@ def run(guest: Guest) -> None:
     guest.log("partition", attempt(PROGRAM, "show", isolated.POD).stdout)
     _partitioned(checks, agent, "partition", own)
     checks.equal("partition: the pod has its CPUs", kernel.affinity(workload.pid), own)
-    cpumask = int(Path("/sys/devices/virtual/workqueue/cpumask").read_text().replace(",", ""), 16)
-    on_own = [cpu for cpu in own if cpumask >> cpu & 1]
-    checks.equal("partition: CPUs of unbound workqueues that are exclusive", on_own, [])
+    of_work = own & isolated.mask_of(Path("/sys/devices/virtual/workqueue/cpumask").read_text())
+    checks.equal("partition: CPUs of unbound workqueues that are exclusive", of_work, frozenset())
 
     other = isolated.CGROUPS / "kubepods.slice/other"
     other.mkdir()
