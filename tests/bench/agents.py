@@ -19,7 +19,6 @@ import psutil
 from msgspec.structs import replace
 
 from agent.config.isolation import IsolationConfig, PartitionMode, PowerClass
-from agent.isolation.host import HOST_SLICES
 from agent.isolation.places import Form, text_of
 from agent.managers.policy import IsolationMode
 from agent.server.memory import settle_memory
@@ -113,7 +112,7 @@ def _with_interrupts(world: World) -> IsolationConfig:
     Not among them are threads of the kernel, which are no files, and caches.
     """
     cpus = hosts.host(_HOST).online
-    for name in HOST_SLICES:
+    for name in ("system.slice", "user.slice", "machine.slice", "init.scope"):
         world.kernel.mkdir(name)
     files = {f"proc/irq/{number}/smp_affinity_list": str(cpus) for number in range(_IRQS)}
     files |= {"proc/irq/default_smp_affinity": text_of(Form.MASK, cpus)}
