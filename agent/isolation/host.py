@@ -488,16 +488,19 @@ class _Slices:
     def _followers(self) -> Sequence[str]:
         """Return the cgroups that are there beside the pods', and units that were narrowed.
 
-        Where the tree cannot be listed there are none, and what is narrowed stays so.
+        Another program's partition is left alone. Where the tree cannot be listed there are none,
+        and what is narrowed stays so.
         """
         narrowed = slices_of(self._custody.originals)
+        known = frozenset(narrowed.values())
         try:
             there = self._places.at_top()
+            apart = {name for name in there - known if self._places.is_apart(name)}
         except PLACE_ERRORS as error:
-            self.held = frozenset(narrowed) | {set_of_unit(name) for name in narrowed.values()}
+            self.held = frozenset(narrowed) | {set_of_unit(name) for name in known}
             self.unsaved["isolation hostSlices"] = f"cgroups use exclusive CPUs: {why_not(error)}"
             return ()
-        return self.beside(there | {name for name in narrowed.values() if unit_of(name)})
+        return self.beside(there - apart | {name for name in known if unit_of(name)})
 
     def _not_ours(self, name: str) -> Mapping[str, str]:
         """Return what a slice and its unit had, as far as that is not what is saved."""

@@ -660,15 +660,13 @@ class HostPlaces:
             tree.rmdir(_RETURNED)
 
     def at_top(self) -> frozenset[str]:
-        """Return the cgroups at the top of the tree that are no partitions, as of now."""
-        tree = self._tree
-        if tree is None:
-            return frozenset()
-        return frozenset(
-            name
-            for name, (word,) in self._shown(tree.children(""), PARTITION)
-            if name != _RETURNED and not is_partition(word)
-        )
+        """Return the cgroups at the top of the tree as of now."""
+        return frozenset() if self._tree is None else frozenset(self._tree.children(""))
+
+    def is_apart(self, cgroup: str) -> bool:
+        """Return whether a cgroup is a partition, or one by which lost CPUs are taken back."""
+        shown = self._shown((cgroup,), PARTITION)
+        return cgroup == _RETURNED or any(is_partition(word) for _, (word,) in shown)
 
     def has_cgroup(self, cgroup: str) -> bool:
         """Return whether a cgroup exists."""
