@@ -743,7 +743,7 @@ def _cgroup_names(reader: KeyReader, at: Field, _: tuple[str, ...]) -> tuple[str
         name = reader.text(item)
         if name is None:
             continue
-        if re.fullmatch(_CGROUP_NAME, name) is None:
+        if _CGROUP_NAME.fullmatch(name) is None:
             reader.reject(
                 item, f"{shown(name)} is not the name of a cgroup, or the begin of one and *"
             )
@@ -752,11 +752,11 @@ def _cgroup_names(reader: KeyReader, at: Field, _: tuple[str, ...]) -> tuple[str
     return tuple(found)
 
 
-_CGROUP_NAME: Final = r"[^/*\x00-\x1f\x7f]{1,255}\*?"
+_CGROUP_NAME: Final = re.compile(r"[^/*\x00-\x1f\x7f]{1,255}\*?")
 #: Names of cgroups, of which `*` at the end is any; the list replaces that of the base.
 CGROUP_NAMES: Final[Kind[tuple[str, ...]]] = Kind(
     "list of cgroups such as ovs.slice or lxc.*",
-    {"type": "array", "items": {"type": "string", "pattern": f"^{_CGROUP_NAME}$"}},
+    {"type": "array", "items": {"type": "string", "pattern": f"^{_CGROUP_NAME.pattern}$"}},
     _cgroup_names,
     list,
 )
