@@ -27,7 +27,7 @@ from cgroupfs.tree import ancestors
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from cgroupfs.plan import Plan, Write
     from cgroupfs.tree import CgroupTree
@@ -79,12 +79,13 @@ class Applied(Struct, frozen=True):
         return tuple(outcome for outcome in self.outcomes if outcome.result is not WriteResult.OK)
 
 
-def apply(tree: CgroupTree, plan: Plan) -> Applied:
+def apply(tree: CgroupTree, plan: Plan, others: Collection[str] = ()) -> Applied:
     """Write the plan in its order and read everything back.
 
     When a cgroup that should shrink or be confined still uses more than its new set, the later
-    stages are skipped: no CPU is given to a cgroup while another one still uses it. All other
-    failures are only recorded.
+    stages are skipped: no CPU is given to a cgroup while another one still uses it. Cgroups among
+    `others` hold up nothing: what belongs to no pod may be what the kernel lets nobody narrow. All
+    other failures are only recorded.
     """
     outcomes: list[WriteOutcome] = []
     blocker: WriteOutcome | None = None
@@ -95,7 +96,7 @@ def apply(tree: CgroupTree, plan: Plan) -> Applied:
             continue
         outcome = apply_write(tree, write)
         outcomes.append(outcome)
-        if blocker is None and _blocks(outcome):
+        if blocker is None and write.cgroup not in others and _blocks(outcome):
             blocker, blocked_after = outcome, write.stage
     return Applied(tuple(outcomes))
 

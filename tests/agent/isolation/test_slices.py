@@ -13,6 +13,7 @@ from agent.isolation.host import HostIsolation
 from agent.isolation.originals import Originals
 from agent.reconcile.drivers import DirectoryCgroups, SliceCgroups
 from agent.reconcile.enforcer import Enforcer
+from agent.reconcile.exclusivity import intrusions
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver
 from sysfs.mask import Mask
@@ -232,6 +233,22 @@ def test_a_cgroup_at_the_top_that_ends_is_forgotten_and_a_partition_is_left_alon
         assert machine.repair(desired)
     assert not [each for each in Originals(machine.state, BOOT).load() if "lxc" in each]
     assert machine.isolation.report.conditions == {}
+
+
+def test_a_cgroup_that_cannot_be_narrowed_is_named_and_holds_up_no_pod(machine: Machine) -> None:
+    class Stubborn(FaultyTree):
+        def write(self, path: str, file: str, value: str) -> None:
+            if path == "docker":
+                raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+            super().write(path, file, value)
+
+    machine.kernel.mkdir("docker")
+    machine.start(Stubborn(machine.kernel))
+    report = machine.enforcer.repair(target(OWN))
+    assert machine.uses(path_of(OWN, machine.driver)) == "2-3"
+    assert machine.uses("system.slice") == "0-1,4-15"
+    ((intrusion,),) = intrusions(target(OWN).ledger.allocations, report.remaining).values()
+    assert (intrusion.cgroup, str(intrusion.cpus)) == ("docker", "2-3")
 
 
 def test_where_the_tree_cannot_be_listed_what_is_narrowed_stays_so(machine: Machine) -> None:
