@@ -47,6 +47,12 @@ def test_a_written_duration_is_read_as_the_same_to_the_nanosecond(nanoseconds: i
     assert round(seconds * 10**9) == nanoseconds
 
 
+@pytest.mark.parametrize("value", ["0", "-0.1", "1.01", "9e9", "nan", "x"])
+def test_a_throttling_factor_is_above_0_and_at_most_1(value: str) -> None:
+    with pytest.raises(ConfigError, match="is not above 0 and at most 1"):
+        load_config(f"memoryThrottlingFactor: {value}", "x")
+
+
 def mistakes(text: str) -> list[str]:
     """Return the mistakes in a value of `agent`."""
     with pytest.raises(ConfigError) as caught:
