@@ -24,6 +24,7 @@ normal work: `kubelet`, which is not drift, as `inherited` is not: what changed 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import StrEnum
 from itertools import groupby
 from types import MappingProxyType
@@ -41,6 +42,7 @@ from cgroupfs.settings import (
     CPU_MAX,
     CPUS,
     EFFECTIVE,
+    EXCLUSIVE,
     EXCLUSIVE_EFFECTIVE,
     MEMS,
     PARTITION,
@@ -330,15 +332,27 @@ def _not_effective(tree: CgroupTree, difference: Difference) -> Difference:
 def _gone(tree: CgroupTree, path: str, cpus: Mask) -> tuple[Mask, tuple[WithheldCpus, ...]]:
     """Return which of the CPUs are offline, and which are withheld from a cgroup, and by what.
 
-    Neither are those that the root has, and those of isolated partitions that are not found.
+    Neither are those that the root has, and those of isolated partitions elsewhere that are not
+    found.
     """
     root, isolated, member = tree.read_many("", (CPUS_EFFECTIVE, _ISOLATED, PARTITION))
     lacking = cpus - Mask.parse(root or "")
     withheld = owners_of(tree, lacking, path) if lacking else ()
-    lacking -= union_of(withheld) | Mask.parse(isolated or "")
+    lacking -= union_of(withheld) | (Mask.parse(isolated or "") - _own_partitions(tree, path))
     if lacking and member is not None:  # not the host's root: a container's, say
         return EMPTY, (*withheld, WithheldCpus(lacking, "/", Mask.parse(root or "")))
     return lacking, withheld
+
+
+def _own_partitions(tree: CgroupTree, path: str) -> Mask:
+    """Return the CPUs, offline ones too, of the partitions that a cgroup is or is in."""
+    own = EMPTY
+    for at in (*ancestors(path)[1:], path):
+        with suppress(FileNotFoundError):
+            word, *sets = tree.read_many(at, (PARTITION, EXCLUSIVE, EXCLUSIVE_EFFECTIVE))
+            if is_partition(word):
+                own |= Mask.union(Mask.parse(text or "") for text in sets)
+    return own
 
 
 def why_not_effective(

@@ -96,17 +96,19 @@ def test_two_pods_that_exchange_their_cpus_stay_partitions(machine: Machine) -> 
     assert [partition(machine, each) for each in swapped] == [("root", "8-9"), ("root", "2-3")]
 
 
+@pytest.mark.parametrize("word", ["root", "isolated"])
 def test_a_cpu_that_goes_offline_and_comes_back_leaves_the_partition_valid(
-    machine: Machine,
+    machine: Machine, word: str
 ) -> None:
-    machine.repair(target(OWN))
+    desired = target(asking(word))
+    machine.repair(desired)
     machine.kernel.set_online(Mask.parse("0-2,4-15"))
-    report = machine.enforcer.repair(target(OWN))
+    report = machine.enforcer.repair(desired)
     assert [each.cause for each in report.remaining] == [Cause.CPU_OFFLINE]
     assert report.remaining[0].detail.startswith("3 of 2-3 is offline")
     machine.kernel.set_online(Mask.parse("0-15"))
-    assert machine.repair(target(OWN))
-    assert partition(machine) == ("root", "2-3")
+    assert machine.repair(desired)
+    assert partition(machine) == (word, "2-3")
 
 
 @pytest.mark.parametrize(
