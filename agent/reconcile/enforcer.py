@@ -69,7 +69,7 @@ from agent.reconcile.target import NO_PODS, AffectedPods, scope_of
 from cgroupfs.apply import CPUSET, ENABLED, apply, available, enable, enabled
 from cgroupfs.errors import CgroupError
 from cgroupfs.plan import Plan, make_plan
-from cgroupfs.settings import PARTITION_FILES
+from cgroupfs.settings import EFFECTIVE, PARTITION_FILES
 from cgroupfs.state import WriterRecord, effective_sets, fresh_state
 from cgroupfs.tree import ancestors, is_within, join, parent
 from sysfs.mask import EMPTY
@@ -503,7 +503,8 @@ class Enforcer:
         """Return what another process changed.
 
         The rest is new, was beyond repair last time, is the kubelet's normal work, or the set of
-        a cgroup above that was changed.
+        a cgroup above that was changed. A cgroup above the pods that shows no set was made again,
+        as the kubelet and systemd do: the kernel clears no set in use.
         """
         if not found:
             return ()
@@ -512,6 +513,7 @@ class Enforcer:
             p
             for p in found
             if p.cause not in NO_DRIFT and p not in self._left and concerns(p, same)
+            if p.pod or p.file not in EFFECTIVE or p.observed != ""
         )
 
     def _crossed(

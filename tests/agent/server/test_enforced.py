@@ -92,6 +92,26 @@ def test_what_changed_while_no_agent_ran_is_drift(tree: EmulatedKernel) -> None:
     assert drift(kernel_of(tree).reconcile(desired)) == {"unknown": 1}
 
 
+def test_the_cgroup_of_a_class_that_was_made_again_is_not_drift(tree: EmulatedKernel) -> None:
+    """As the kubelet and systemd do it when the first pod of the class starts."""
+    app = ContainerAllocation("a", ContainerKind.APP, Isolation.HOST)
+    web = PodAllocation("u-2", "web", "shop", QosClass.BURSTABLE, "", (app,))
+    desired, kernel, of_class = target(allocation("b"), web), kernel_of(tree), "kubepods/burstable"
+    for path in ("kubepods", of_class, f"{of_class}/podu-2", f"{of_class}/podu-2/a"):
+        tree.mkdir(path)
+    for _ in range(2):
+        kernel.reconcile(desired)
+    before = tree.read(of_class, "cpuset.cpus")
+    for path in (f"{of_class}/podu-2", of_class, POD):
+        tree.write(path, "cgroup.subtree_control", "-cpuset")
+    for sign in "-+":
+        tree.write("kubepods", "cgroup.subtree_control", f"{sign}cpuset")
+    assert (before.strip(), tree.read(of_class, "cpuset.cpus").strip()) == ("0,2-7", "")
+    report = kernel.admitted(desired, "u-2")
+    assert [each for each in report.drift if each.file == "cpuset.cpus"] == []
+    assert tree.read(of_class, "cpuset.cpus") == before
+
+
 def test_what_inherits_from_a_cgroup_without_a_set_of_its_own_is_not_drift(
     tree: EmulatedKernel,
 ) -> None:
