@@ -44,6 +44,7 @@ from tests.conformance.valid_instead import (
     is_invalid,
     on_closer_nodes,
     on_fewer_sockets,
+    reuses_cores,
     same_memory_in_all,
     valid_instead,
     valid_reservation,
@@ -264,6 +265,7 @@ class Replay:
             ),
             "dropped budget": lambda: drops_budget(rules, before, pod, decision),
             "whole cores": lambda: in_whole_cores(rules, before, pod, decision, answer),
+            "cores of init containers": lambda: reuses_cores(rules, before, pod, decision, answer),
             "fewer sockets": lambda: on_fewer_sockets(rules, before, decision, answer),
             "closer nodes": lambda: on_closer_nodes(rules, decision, answer),
         }

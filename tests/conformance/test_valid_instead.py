@@ -37,6 +37,7 @@ from tests.conformance.valid_instead import (
     is_invalid,
     on_closer_nodes,
     on_fewer_sockets,
+    reuses_cores,
     same_memory_in_all,
     valid_instead,
     valid_reservation,
@@ -319,6 +320,32 @@ def test_what_serves_an_option_better(
     decision = admitting(rules, SIX, a=ours) if ours else rejecting(Reason.UNEXPECTED)
     before = with_exclusive(rules.empty_ledger(), Mask.parse(busy))
     assert rule(rules, before, decision, answer) is valid
+
+
+AGAIN = pod(init("i", guaranteed("cpu=4 memory=1Gi")), app("a", guaranteed("cpu=2 memory=1Gi")))
+
+
+@pytest.mark.parametrize(
+    ("desired", "rules", "ours", "busy", "reason", "valid"),
+    [
+        pytest.param(AGAIN, WHOLE, "1,9", "", "SMTAlignmentError", True, id="again"),
+        pytest.param(AGAIN, WHOLE, "1-2", "", "SMTAlignmentError", False, id="halves"),
+        pytest.param(AGAIN, WHOLE, "1,9", "9", "SMTAlignmentError", False, id="busy"),
+        pytest.param(AGAIN, WHOLE, "1-2,9-10", "", "SMTAlignmentError", False, id="too many"),
+        pytest.param(AGAIN, WHOLE, "1,9", "", "TopologyAffinityError", False, id="other reason"),
+        pytest.param(AGAIN, RULES, "1,9", "", "SMTAlignmentError", False, id="without option"),
+        pytest.param(TWO, WHOLE, "1,9", "", "SMTAlignmentError", False, id="without init"),
+        pytest.param(AGAIN, WHOLE, None, "", "SMTAlignmentError", False, id="no further"),
+    ],
+)
+def test_cores_of_init_containers(
+    desired: Pod, rules: EffectivePolicy, ours: str | None, busy: str, reason: str, *, valid: bool
+) -> None:
+    decision = rejecting(Reason.SMT_ALIGNMENT)
+    if ours:
+        decision = admitting(rules, desired, i="1-2,9-10", a=ours)
+    answer = {"admitted": False, "reason": reason, "metrics": {}}
+    assert reuses_cores(rules, ledger(busy), desired, decision, answer) is valid
 
 
 def test_caches_of_a_rejected_pod() -> None:

@@ -759,8 +759,8 @@ def _smt_misalignment(draft: Draft, count: int) -> str | None:
 
 
 def _free_physical(draft: Draft) -> Mask:
-    """Return the free CPUs that count as those of whole cores."""
-    free, topology = cpus_of(draft).free, draft.rules.machine.cpus
+    """Return the free CPUs that count as those of whole cores, with those to be used again."""
+    free, topology = cpus_of(draft).available, draft.rules.machine.cpus
     if topology.cores_alike:
         return topology.whole_cores_in(free)
     return free - draft.rules.closed_physical_cpus
