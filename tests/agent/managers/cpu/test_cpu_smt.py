@@ -47,9 +47,9 @@ UNEVEN = Machine(
     [
         (TWO_SOCKETS, "0-15", 5, "5 CPUs asked, not a multiple of the 2 CPUs of a core"),
         (TWO_SOCKETS, "0-3", 1, "1 CPU asked, not a multiple of the 2 CPUs of a core"),
-        (TWO_SOCKETS, "1", 2, "2 CPUs asked, 1 is free in physical cores"),
+        (TWO_SOCKETS, "1", 2, "2 CPUs asked, 1 is free in whole cores"),
         (UNEVEN.cpus, "0-3", 3, None),
-        (UNEVEN.cpus, "0-3", 5, "5 CPUs asked"),
+        (UNEVEN.cpus, "0-3", 5, "5 CPUs asked, 4 are free in cores without reserved or"),
     ],
 )
 def test_half_a_core_is_rejected_and_of_uneven_ones_the_average_counts(
@@ -98,6 +98,10 @@ def test_a_pod_is_not_aligned_to_a_node_of_half_cores(policy: TopologyManagerPol
                        full_pcpus_only=True)  # fmt: skip
     rejection = rejected(rules, pod(app("a", guaranteed("cpu=4 memory=1Gi"))))
     assert rejection.reason is Reason.TOPOLOGY_AFFINITY
+    free, whole = (", ".join(f"node {node}: {count}" for node in range(4)) for count in (3, 2))
+    assert "4 of cpu fits only across {0-1} or" in rejection.message
+    assert f" (free: {free}; in whole cores: {whole})" in rejection.message
+    assert rejection.free == dict.fromkeys(range(4), 2)
 
 
 # Shows in differences.md: init-cores
