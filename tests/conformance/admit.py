@@ -25,6 +25,7 @@ from tests.conformance.memory_instead import (
     counts_init_memory,
     pins_no_shared_memory,
     rejected_for_own_demand,
+    reuses_memory,
 )
 from tests.conformance.outcome import Outcome
 from tests.conformance.recorded import machine_of
@@ -261,6 +262,9 @@ class Replay:
                 rules, pod, decision, answer, document
             ),
             "memory of shared containers": lambda: pins_no_shared_memory(
+                rules, pod, decision, answer, document
+            ),
+            "memory left by init containers": lambda: reuses_memory(
                 rules, pod, decision, answer, document
             ),
             "dropped budget": lambda: drops_budget(rules, before, pod, decision),

@@ -26,7 +26,11 @@ from sysfs.mask import Mask
 from tests.agent.managers.hosts import CONTAINER, GIB, NO_POLICY, POD, RESTRICTED, SMT, make_rules
 from tests.agent.managers.ledgers import with_exclusive
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources
-from tests.conformance.memory_instead import counts_init_memory, pins_no_shared_memory
+from tests.conformance.memory_instead import (
+    counts_init_memory,
+    pins_no_shared_memory,
+    reuses_memory,
+)
 from tests.conformance.valid_instead import (
     UNCORE_ALIGNED,
     caches_of_rejected,
@@ -495,3 +499,28 @@ class TestMemoryOfInitContainers:
             container = {"hint": {"mask": [0]}, "memory": [{"numa": nodes}]}
             kubelet = {"admitted": True, "pod": {"containers": {"a": container}}}
             assert self.judged(rejected, kubelet) is valid
+
+    def test_memory_that_was_left_serves_where_the_kubelet_did_not_count_it(self) -> None:
+        decision = admit(self.RULES, self.RULES.empty_ledger(), self.DESIRED)
+        document = {
+            "spec": {
+                "initContainers": [stated("i", cpu="1", memory="1Gi")],
+                "containers": [stated("a", cpu="2", memory="1Gi")],
+            }
+        }
+        message = (
+            "Allocate failed due to [memorymanager] failed to find the extended preferred hint"
+        )
+
+        def judged(decision: Decision, **theirs: object) -> bool:
+            theirs = {"admitted": False, "message": message, **theirs}
+            return reuses_memory(self.RULES, self.DESIRED, decision, theirs, document)
+
+        assert judged(decision)
+        assert not judged(decision, message="Allocate failed due to [memorymanager] whatever")
+        assert not judged(decision, admitted=True)
+        assert not judged(rejecting(Reason.UNEXPECTED))
+        assert decision.allocation is not None
+        first, second = decision.allocation.containers
+        lacking = replace(decision.allocation, containers=(first, replace(second, memory=())))
+        assert not judged(replace(decision, allocation=lacking))
