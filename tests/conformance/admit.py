@@ -25,6 +25,7 @@ from tests.conformance.memory_instead import (
     counts_init_memory,
     pins_no_shared_memory,
     rejected_for_own_demand,
+    reuses_memory,
 )
 from tests.conformance.outcome import Outcome
 from tests.conformance.recorded import machine_of
@@ -44,6 +45,7 @@ from tests.conformance.valid_instead import (
     is_invalid,
     on_closer_nodes,
     on_fewer_sockets,
+    reuses_cores,
     same_memory_in_all,
     valid_instead,
     valid_reservation,
@@ -262,8 +264,12 @@ class Replay:
             "memory of shared containers": lambda: pins_no_shared_memory(
                 rules, pod, decision, answer, document
             ),
+            "memory left by init containers": lambda: reuses_memory(
+                rules, pod, decision, answer, document
+            ),
             "dropped budget": lambda: drops_budget(rules, before, pod, decision),
             "whole cores": lambda: in_whole_cores(rules, before, pod, decision, answer),
+            "cores of init containers": lambda: reuses_cores(rules, before, pod, decision, answer),
             "fewer sockets": lambda: on_fewer_sockets(rules, before, decision, answer),
             "closer nodes": lambda: on_closer_nodes(rules, decision, answer),
         }

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 #: How the kubelet rejects a container for its memory.
 _FOR_MEMORY: Final = "Allocate failed due to [memorymanager]"
+_NOT_EXTENDED: Final = f"{_FOR_MEMORY} failed to find the extended preferred hint"
 
 
 def counts_init_memory(
@@ -83,6 +84,30 @@ def pins_no_shared_memory(
         return rejected_for_own_demand(rules, pod, decision)
     return as_many_as_asked(rules, decision, pod) and all(
         _has_memory(one, asked_memory(stated[one.name], of_budget=True))
+        and _has_devices(rules, one, stated[one.name])
+        for one in decision.allocation.containers
+    )
+
+
+def reuses_memory(
+    rules: EffectivePolicy,
+    pod: Pod,
+    decision: Decision,
+    expected: Mapping[str, Any],
+    document: Mapping[str, Any],
+) -> bool:
+    """Return whether a preferred hint serves with what ended init containers left on its nodes.
+
+    The kubelet reuses their memory (KEP-753), but leaves it out when it asks whether the nodes of
+    the hint have enough, and so has rejected the pod. Ours has all that is asked for.
+    """
+    refused = str(expected.get("message", "")).startswith(_NOT_EXTENDED)
+    reused = any(each.is_standard_init and each.memory for each in rules.demand(pod).containers)
+    if expected["admitted"] or not refused or not reused or decision.allocation is None:
+        return False
+    stated = {one["name"]: one for one in containers_of(document)}
+    return as_many_as_asked(rules, decision, pod) and all(
+        _has_memory(one, asked_memory(stated[one.name]))
         and _has_devices(rules, one, stated[one.name])
         for one in decision.allocation.containers
     )

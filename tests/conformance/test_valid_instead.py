@@ -26,7 +26,11 @@ from sysfs.mask import Mask
 from tests.agent.managers.hosts import CONTAINER, GIB, NO_POLICY, POD, RESTRICTED, SMT, make_rules
 from tests.agent.managers.ledgers import with_exclusive
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources
-from tests.conformance.memory_instead import counts_init_memory, pins_no_shared_memory
+from tests.conformance.memory_instead import (
+    counts_init_memory,
+    pins_no_shared_memory,
+    reuses_memory,
+)
 from tests.conformance.valid_instead import (
     UNCORE_ALIGNED,
     caches_of_rejected,
@@ -37,6 +41,7 @@ from tests.conformance.valid_instead import (
     is_invalid,
     on_closer_nodes,
     on_fewer_sockets,
+    reuses_cores,
     same_memory_in_all,
     valid_instead,
     valid_reservation,
@@ -321,6 +326,32 @@ def test_what_serves_an_option_better(
     assert rule(rules, before, decision, answer) is valid
 
 
+AGAIN = pod(init("i", guaranteed("cpu=4 memory=1Gi")), app("a", guaranteed("cpu=2 memory=1Gi")))
+
+
+@pytest.mark.parametrize(
+    ("desired", "rules", "ours", "busy", "reason", "valid"),
+    [
+        pytest.param(AGAIN, WHOLE, "1,9", "", "SMTAlignmentError", True, id="again"),
+        pytest.param(AGAIN, WHOLE, "1-2", "", "SMTAlignmentError", False, id="halves"),
+        pytest.param(AGAIN, WHOLE, "1,9", "9", "SMTAlignmentError", False, id="busy"),
+        pytest.param(AGAIN, WHOLE, "1-2,9-10", "", "SMTAlignmentError", False, id="too many"),
+        pytest.param(AGAIN, WHOLE, "1,9", "", "TopologyAffinityError", False, id="other reason"),
+        pytest.param(AGAIN, RULES, "1,9", "", "SMTAlignmentError", False, id="without option"),
+        pytest.param(TWO, WHOLE, "1,9", "", "SMTAlignmentError", False, id="without init"),
+        pytest.param(AGAIN, WHOLE, None, "", "SMTAlignmentError", False, id="no further"),
+    ],
+)
+def test_cores_of_init_containers(
+    desired: Pod, rules: EffectivePolicy, ours: str | None, busy: str, reason: str, *, valid: bool
+) -> None:
+    decision = rejecting(Reason.SMT_ALIGNMENT)
+    if ours:
+        decision = admitting(rules, desired, i="1-2,9-10", a=ours)
+    answer = {"admitted": False, "reason": reason, "metrics": {}}
+    assert reuses_cores(rules, ledger(busy), desired, decision, answer) is valid
+
+
 def test_caches_of_a_rejected_pod() -> None:
     rejected, before = rejecting(Reason.UNEXPECTED), BY_SOCKET.empty_ledger()
     answer: dict[str, Any] = {"admitted": False, "reason": "UnexpectedAdmissionError"}
@@ -468,3 +499,28 @@ class TestMemoryOfInitContainers:
             container = {"hint": {"mask": [0]}, "memory": [{"numa": nodes}]}
             kubelet = {"admitted": True, "pod": {"containers": {"a": container}}}
             assert self.judged(rejected, kubelet) is valid
+
+    def test_memory_that_was_left_serves_where_the_kubelet_did_not_count_it(self) -> None:
+        decision = admit(self.RULES, self.RULES.empty_ledger(), self.DESIRED)
+        document = {
+            "spec": {
+                "initContainers": [stated("i", cpu="1", memory="1Gi")],
+                "containers": [stated("a", cpu="2", memory="1Gi")],
+            }
+        }
+        message = (
+            "Allocate failed due to [memorymanager] failed to find the extended preferred hint"
+        )
+
+        def judged(decision: Decision, **theirs: object) -> bool:
+            theirs = {"admitted": False, "message": message, **theirs}
+            return reuses_memory(self.RULES, self.DESIRED, decision, theirs, document)
+
+        assert judged(decision)
+        assert not judged(decision, message="Allocate failed due to [memorymanager] whatever")
+        assert not judged(decision, admitted=True)
+        assert not judged(rejecting(Reason.UNEXPECTED))
+        assert decision.allocation is not None
+        first, second = decision.allocation.containers
+        lacking = replace(decision.allocation, containers=(first, replace(second, memory=())))
+        assert not judged(replace(decision, allocation=lacking))

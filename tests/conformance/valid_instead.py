@@ -31,6 +31,9 @@ _ROUNDING: Final = 0.0011
 UNCORE_ALIGNED: Final = (
     "kubelet_container_aligned_compute_resources_count{boundary=uncore_cache,scope=container}"
 )
+_CORES_ALIGNED: Final = (
+    "kubelet_container_aligned_compute_resources_count{boundary=physical_cpu,scope=container}"
+)
 
 
 def valid_instead(
@@ -189,6 +192,37 @@ def in_whole_cores(
     hint = containers[named or next(iter(containers))]["hint"]
     inside = topology.cpus_in_nodes(Mask.from_ids(hint["mask"] or ())) & free
     return len(topology.whole_cores_in(inside)) < (rejection.asked or 0)
+
+
+def reuses_cores(
+    rules: EffectivePolicy,
+    before: Ledger,
+    pod: Pod,
+    decision: Decision,
+    expected: Mapping[str, Any],
+) -> bool:
+    """Return whether whole cores of ended init containers serve again with `full-pcpus-only`.
+
+    The kubelet reuses them (KEP-753), but leaves them out when it counts the free cores, and so has
+    rejected the pod. Admitted, ours has all that is asked for, in free whole cores (init containers
+    of an uneven host perhaps not). Rejected, more containers got whole cores than the kubelet gave.
+    """
+    wants = rules.policy.cpu.options.full_pcpus_only and not expected["admitted"]
+    if not wants or expected["reason"] != Reason.SMT_ALIGNMENT:
+        return False
+    if not any(each.is_standard_init and each.cpus for each in rules.demand(pod).containers):
+        return False
+    if decision.allocation is None:
+        ours = decision.counters.get((ALIGNED_COUNT.name, ("container", "physical_cpu")), 0)
+        return bool(ours > expected["metrics"].get(_CORES_ALIGNED, 0))
+    free, topology = rules.assignable_cpus - exclusive_cpus(before), rules.machine.cpus
+    torn = any(
+        _splits_a_core(topology, one.cpus)
+        for one in decision.allocation.containers
+        if one.cpus and (topology.cores_alike or one.kind is not ContainerKind.INIT)
+    )
+    beside = decision.allocation.cpus is not None or decision.allocation.exclusive_cpus - free
+    return not torn and not beside and as_many_as_asked(rules, decision, pod)
 
 
 def _has_half_cores(rules: EffectivePolicy, before: Ledger) -> bool:

@@ -494,11 +494,21 @@ class CpuManager(ResourceManager):
         return None if problem is None else Rejection(reason, problem, resource=CPU)
 
     def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
-        return free_cpus_by_node(draft.rules, cpus_of(draft).available)
+        own, options = cpus_of(draft), draft.rules.policy.cpu.options
+        free = own.available
+        if options.full_pcpus_only and own.topology.cores_alike:
+            free = own.topology.whole_cores_in(free)
+        return free_cpus_by_node(draft.rules, free)
 
     def offer_text(self, draft: Draft, resource: str, asked: int, fit: str) -> str:
-        if not cpus_of(draft).whole:
-            return super().offer_text(draft, resource, asked, fit)
+        rules, own = draft.rules, cpus_of(draft)
+        if not own.whole:
+            free = _rooms_text(rules, own.available)
+            if rules.policy.cpu.options.full_pcpus_only:
+                whole = own.topology.whole_cores_in(own.available)
+                if whole != own.available:
+                    free += f"; in whole cores: {_rooms_text(rules, whole)}"
+            return f"{asked} of {resource} {fit} (free: {free})"
         rooms = self.free(draft, resource).items()
         free = ", ".join(f"node {node}: {_cores_text(count)}" for node, count in rooms)
         return f"{_idle_siblings_text(draft, asked)} {fit} (free: {free})"
@@ -582,6 +592,11 @@ def free_cpus_by_node(rules: HostPolicy, free: Mask) -> dict[int, int]:
     """Return how many of the given CPUs each NUMA node has."""
     nodes = rules.machine.cpus.nodes
     return {node.id: (node.cpus & free.bits).bit_count() for node in nodes}
+
+
+def _rooms_text(rules: HostPolicy, free: Mask) -> str:
+    rooms = free_cpus_by_node(rules, free).items()
+    return ", ".join(f"node {node}: {count}" for node, count in rooms)
 
 
 def _divided_budget(draft: Draft, budget: Mask) -> dict[str, CpuPart]:
@@ -759,8 +774,8 @@ def _smt_misalignment(draft: Draft, count: int) -> str | None:
 
 
 def _free_physical(draft: Draft) -> Mask:
-    """Return the free CPUs that count as those of whole cores."""
-    free, topology = cpus_of(draft).free, draft.rules.machine.cpus
+    """Return the free CPUs that count as those of whole cores, with those to be used again."""
+    free, topology = cpus_of(draft).available, draft.rules.machine.cpus
     if topology.cores_alike:
         return topology.whole_cores_in(free)
     return free - draft.rules.closed_physical_cpus
@@ -797,9 +812,9 @@ def _cores_text(count: int) -> str:
 def smt_misalignment(topology: CpuTopology, free_physical: Mask, count: int) -> str | None:
     """Return why `count` CPUs cannot be whole cores, None when they can (KEP-2625).
 
-    `free_physical` are the free CPUs without those of cores that have a reserved thread. The rules
-    are the kubelet's (`validateSMTAlignment`): the count is a multiple of the CPUs per core, and so
-    many CPUs are free. Where cores differ in size (hybrid cores, offline threads) the kubelet's
+    `free_physical` are the free CPUs that count as those of whole cores. The rules are the
+    kubelet's (`validateSMTAlignment`): the count is a multiple of the CPUs per core, and so many
+    CPUs are free. Where cores differ in size (hybrid cores, offline threads) the kubelet's
     average is used for all cores; whole cores are then preferred, but not guaranteed.
     """
     threads, free = topology.cpus_per_core, len(free_physical)
@@ -807,7 +822,6 @@ def smt_misalignment(topology: CpuTopology, free_physical: Mask, count: int) -> 
         return f"{cpus_text(count)} asked, not a multiple of the {threads} CPUs of a core"
     if count > free:
         are = "is" if free == 1 else "are"
-        return (
-            f"{cpus_text(count)} asked, {free} {are} free in physical cores without reserved CPUs"
-        )
+        cores = "whole cores" if topology.cores_alike else "cores without reserved or cordoned CPUs"
+        return f"{cpus_text(count)} asked, {free} {are} free in {cores}"
     return None

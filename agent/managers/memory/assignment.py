@@ -331,7 +331,7 @@ def assign(
     require_known_types(facts, requests)
     demand = MemoryDemand(requests, {name: free_memory(facts, state, name) for name in requests})
     own = partial(fitting_hints, facts, state, requests, reusable, work)
-    nodes = _placement(state, demand, hint, own, work)
+    nodes = _placement(state, demand, hint, own, reusable, work)
     blocks = tuple(MemoryBlock(name, size, Mask(nodes)) for name, size in sorted(requests.items()))
     for block in blocks:
         newly_taken = max(block.size - reusable.get((nodes, block.type), 0), 0)
@@ -394,6 +394,7 @@ def _placement(
     demand: MemoryDemand,
     hint: Hint,
     own_hints: Callable[[], Hints],
+    reusable: Reusable,
     work: SearchBudget | None,
 ) -> int:
     nodes, preferred = hint
@@ -404,7 +405,7 @@ def _placement(
         if preferred and not best.preferred:
             raise NotPreferredDefaultHintError(demand)
         nodes = best.nodes or 0
-    if not _is_enough(demand, nodes):
+    if not _is_enough(demand, nodes, reusable):
         best = best_hint(own_hints(), work, containing=nodes)
         if best is None:
             raise CannotExtendHintError(demand, nodes, _bound(state))
@@ -426,9 +427,11 @@ def _bound(state: Mapping[int, NodeMemory]) -> str:
     return f"{' and '.join(parts)} cannot be joined to other nodes" if parts else ""
 
 
-def _is_enough(demand: MemoryDemand, nodes: int) -> bool:
+def _is_enough(demand: MemoryDemand, nodes: int, reusable: Reusable) -> bool:
+    """Return whether nodes have enough, with what ended init containers of the pod left there."""
     return all(
-        sum(demand.free[name][node] for node in iter_bits(nodes)) >= size
+        sum(demand.free[name][node] for node in iter_bits(nodes)) + reusable.get((nodes, name), 0)
+        >= size
         for name, size in demand.requests.items()
     )
 

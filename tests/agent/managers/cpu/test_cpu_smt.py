@@ -15,7 +15,7 @@ from agent.pods.model import Quality
 from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.cpu.cpu_hosts import TWO_SOCKETS
-from tests.agent.managers.drafts import rejected
+from tests.agent.managers.drafts import allocated, rejected
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
     CONTAINER,
@@ -26,7 +26,7 @@ from tests.agent.managers.hosts import (
     SINGLE,
     make_rules,
 )
-from tests.agent.pods.pods import app, guaranteed, pod
+from tests.agent.pods.pods import app, guaranteed, init, pod
 
 if TYPE_CHECKING:
     from agent.managers.decision import Decision
@@ -47,9 +47,9 @@ UNEVEN = Machine(
     [
         (TWO_SOCKETS, "0-15", 5, "5 CPUs asked, not a multiple of the 2 CPUs of a core"),
         (TWO_SOCKETS, "0-3", 1, "1 CPU asked, not a multiple of the 2 CPUs of a core"),
-        (TWO_SOCKETS, "1", 2, "2 CPUs asked, 1 is free in physical cores"),
+        (TWO_SOCKETS, "1", 2, "2 CPUs asked, 1 is free in whole cores"),
         (UNEVEN.cpus, "0-3", 3, None),
-        (UNEVEN.cpus, "0-3", 5, "5 CPUs asked"),
+        (UNEVEN.cpus, "0-3", 5, "5 CPUs asked, 4 are free in cores without reserved or"),
     ],
 )
 def test_half_a_core_is_rejected_and_of_uneven_ones_the_average_counts(
@@ -98,6 +98,29 @@ def test_a_pod_is_not_aligned_to_a_node_of_half_cores(policy: TopologyManagerPol
                        full_pcpus_only=True)  # fmt: skip
     rejection = rejected(rules, pod(app("a", guaranteed("cpu=4 memory=1Gi"))))
     assert rejection.reason is Reason.TOPOLOGY_AFFINITY
+    free, whole = (", ".join(f"node {node}: {count}" for node in range(4)) for count in (3, 2))
+    assert "4 of cpu fits only across {0-1} or" in rejection.message
+    assert f" (free: {free}; in whole cores: {whole})" in rejection.message
+    assert rejection.free == dict.fromkeys(range(4), 2)
+
+
+# Shows in differences.md: init-cores
+@pytest.mark.parametrize(("of_init", "of_app"), [(6, 6), (6, 2), (2, 6)])
+@pytest.mark.parametrize("policy", [NO_POLICY, BEST_EFFORT, RESTRICTED, SINGLE])
+@pytest.mark.parametrize("scope", [CONTAINER, POD])
+def test_whole_cores_of_ended_init_containers_serve_again(
+    scope: TopologyManagerScope, policy: TopologyManagerPolicy, of_init: int, of_app: int
+) -> None:
+    machine = Machine.of(regular_host(packages=1, cores_per_node=4, threads=2))
+    rules = make_rules(machine, policy, scope, reserved="0,4", memory=False, full_pcpus_only=True)
+    first = init("i", guaranteed(f"cpu={of_init} memory=1Gi"))
+    desired = pod(first, app("a", guaranteed(f"cpu={of_app} memory=1Gi")))
+    one, other = (each.cpus for each in allocated(rules, desired).containers)
+    assert one is not None
+    assert other is not None
+    assert one <= other or other <= one
+    second = app("b", guaranteed("cpu=2 memory=1Gi"))
+    rejected(rules, pod(first, app("a", guaranteed("cpu=6 memory=1Gi")), second))
 
 
 def test_a_torn_core_of_an_uneven_host_is_not_counted_as_whole() -> None:

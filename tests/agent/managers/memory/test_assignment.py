@@ -69,6 +69,18 @@ def test_a_preferred_hint_is_not_extended_to_an_unpreferred_one() -> None:
     assert blocks[0].nodes == Mask.of(0, 1)
 
 
+# Shows in differences.md: init-memory
+def test_a_preferred_hint_with_room_that_an_init_container_left_is_kept() -> None:
+    facts = plain_facts(4 * GI, 4 * GI, 8 * GI)
+    _, state = assign(facts, initial_memory(facts), {"memory": 6 * GI}, yes(0, 1))
+    left = {(bits(0, 1), "memory"): 6 * GI}
+    blocks, after = assign(facts, state, {"memory": 7 * GI}, yes(0, 1), left)
+    assert blocks == (MemoryBlock("memory", 7 * GI, Mask.of(0, 1)),)
+    assert total_charge(after) == {"memory": 7 * GI}
+    with pytest.raises(NotPreferredExtensionError):
+        assign(facts, state, {"memory": 7 * GI}, yes(0), left)
+
+
 def test_an_alignment_called_preferred_needs_a_preferred_default() -> None:
     facts = plain_facts(4 * GI, 2 * GI, 2 * GI)
     _, state = assign(facts, initial_memory(facts), {"memory": 2 * GI}, yes(0))
