@@ -17,7 +17,7 @@ from cgroupfs.settings import (
     PARTITION,
     partition_fault,
 )
-from cgroupfs.tree import join
+from cgroupfs.tree import descendants
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -39,15 +39,15 @@ def partitions(tree: CgroupTree, cgroup: str = "") -> Iterator[tuple[str, Mask]]
     a cgroup that is neither one nor has exclusive CPUs (cgroup-v2.rst, "cpuset.cpus.exclusive").
     What is removed meanwhile is left out; raises `OSError` for anything else.
     """
-    with suppress(FileNotFoundError):
-        for name in tree.children(cgroup):
-            path = join(cgroup, name)
-            with suppress(FileNotFoundError):
-                files = (PARTITION, EXCLUSIVE, EXCLUSIVE_EFFECTIVE, CPUS)
-                word, exclusive, *sets = tree.read_many(path, files)
-                if word is None:
-                    continue
-                if word.strip() != MEMBER:
-                    yield path, Mask.union(Mask.parse(text or "") for text in (exclusive, *sets))
-                elif (exclusive or "").strip():
-                    yield from partitions(tree, path)
+    #: Neither partitions nor without exclusive CPUs: partitions may lie below them.
+    open_ones = {cgroup}
+    for path in descendants(tree, cgroup, open_ones.__contains__):
+        with suppress(FileNotFoundError):
+            files = (PARTITION, EXCLUSIVE, EXCLUSIVE_EFFECTIVE, CPUS)
+            word, exclusive, *sets = tree.read_many(path, files)
+            if word is None:
+                continue
+            if word.strip() != MEMBER:
+                yield path, Mask.union(Mask.parse(text or "") for text in (exclusive, *sets))
+            elif (exclusive or "").strip():
+                open_ones.add(path)

@@ -321,8 +321,8 @@ def descendants(
     """Yield the cgroups below one, each before those inside it, of those that `enters` accepts.
 
     What ends meanwhile is left out, and what lies so deep that no path reaches it: who may make
-    cgroups below a pod's or in a session nests them as deep as he likes. Raises `OSError` for
-    anything else.
+    cgroups below a pod's or in a session nests them as deep as he likes. What `enters` is asked
+    for was yielded before. Raises `OSError` for anything else.
     """
     waiting = [cgroup]
     while waiting:
@@ -330,10 +330,11 @@ def descendants(
         try:
             inside = tree.children(path) if enters(path) else ()
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENODEV, errno.ENAMETOOLONG):
+            if not isinstance(error, FileNotFoundError) and error.errno != errno.ENODEV:
                 raise
             continue
-        found = [join(path, name) for name in inside]
+        paths = (join(path, name) for name in inside)
+        found = [each for each in paths if len(os.fsencode(each)) <= _PATH_MAX]
         yield from found
         waiting += reversed(found)
 

@@ -27,7 +27,7 @@ from cgroupfs.settings import (
     CpuMax,
 )
 from cgroupfs.state import EVENTS, WriterRecord
-from cgroupfs.tree import ancestors, join
+from cgroupfs.tree import ancestors, descendants
 from sysfs.mask import EMPTY
 from systemd import bus as slices
 from systemd.bus import Breaker
@@ -548,22 +548,22 @@ def inhabited(tree: CgroupTree, cgroup: str) -> ReleaseReport | None:
 
 def remove_directories(tree: CgroupTree, cgroup: str) -> ReleaseReport:
     """Remove a cgroup without processes, the cgroups in it first."""
+    path = cgroup
     try:
-        for name in tree.children(cgroup):
-            below = remove_directories(tree, join(cgroup, name))
-            if not below.removed:
-                return ReleaseReport(cgroup, removed=False, reason=below.reason)
-        tree.rmdir(cgroup)
-    except FileNotFoundError:
-        return ReleaseReport(cgroup, removed=True)
+        if not tree.exists(cgroup):  # systemd has removed it
+            return ReleaseReport(cgroup, removed=True)
+        for path in reversed((cgroup, *descendants(tree, cgroup))):
+            with suppress(FileNotFoundError):
+                tree.rmdir(path)
     except OSError as error:
-        reason = f"cannot remove /{cgroup}: {os.strerror(error.errno or 0)}; it is tried again"
+        reason = f"cannot remove /{path}: {os.strerror(error.errno or 0)}; it is tried again"
         return ReleaseReport(cgroup, removed=False, reason=reason)
     return ReleaseReport(cgroup, removed=True)
 
 
 def _processes(tree: CgroupTree, cgroup: str) -> tuple[int, ...]:
     found = set(tree.procs(cgroup))
-    for name in tree.children(cgroup):
-        found.update(_processes(tree, join(cgroup, name)))
+    for path in descendants(tree, cgroup):
+        with suppress(FileNotFoundError):
+            found.update(tree.procs(path))
     return tuple(sorted(found))
