@@ -113,7 +113,7 @@ class KernelEnforcement:
         self._probes = probes
         self._isolation = isolation
         self._assigned = probes.assigned
-        self._intruders = IntruderCount(probes.tasks, probes.monotonic)
+        self._intruders = IntruderCount(probes.monotonic)
         self._backoff = Backoff()
         #: When the repair was made after which a file differed again, of what was reported last.
         self._reported: dict[tuple[str, str], float] = {}
@@ -236,10 +236,7 @@ class KernelEnforcement:
         """Compare the kernel with the ledger and look for intruding tasks, without writing."""
         with readable():
             report = self._enforcer.verify(target)
-            before = self._unconfined(online)
-            tasks = tuple(self._probes.tasks())
-            unconfined = before & self._unconfined(online)
-            return verification(self._tree, target, report, tasks, unconfined)
+            return verification(self._tree, target, report, *self._read_tasks(online))
 
     def count_intruders(
         self, target: Desired, outcome: EnforcementReport, online: Mask
@@ -252,11 +249,21 @@ class KernelEnforcement:
         if not outcome.compared:
             return None
         try:
-            return self._intruders.count(target, outcome, partial(self._unconfined, online))
+            return self._intruders.count(target, outcome, partial(self._read_tasks, online))
         except OSError as error:
             # The next comparison has the same to say, and counts again.
             log.info("intruding tasks not counted", why=str(error))
             return None
+
+    def _read_tasks(self, online: Mask) -> tuple[tuple[Task, ...], Mask]:
+        """Return the tasks of the host, and the CPUs of a task that nothing confines.
+
+        These are read before and after the tasks: a partition that comes or goes meanwhile changes
+        the CPUs of every task.
+        """
+        before = self._unconfined(online)
+        tasks = tuple(self._probes.tasks())
+        return tasks, before & self._unconfined(online)
 
     def _unconfined(self, online: Mask) -> Mask:
         """Return the CPUs of a task that nothing confines: those online that no partition has."""

@@ -1,7 +1,7 @@
 """The document of a comparison of the kernel with the ledger, and what intrudes.
 
-In go a report of the enforcer and the tasks of the host; out come what `numawarden verify` shows,
-and counts of intruding tasks beside the comparisons, for the metrics.
+In go a report of the enforcer and the tasks of the host; out come what `numawarden check --cgroups`
+shows, and counts of intruding tasks beside the comparisons, for the metrics.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from agent.reconcile.tasks import (
 from cgroupfs.apply import HUGETLB, NEEDED, enabled
 from cgroupfs.settings import CPU_MAX, PARTITIONS, VALUES
 from cgroupfs.tree import ancestors
+from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from agent.reconcile.tasks import IntrudingTask, Task
     from cgroupfs.tree import CgroupTree
     from sysfs.mask import Mask
-
 
 #: How many unconfined tasks are listed; the rest is counted.
 _NAMED: Final = 20
@@ -127,31 +127,30 @@ class IntruderCount:
 
     As long as there are confined ones, the minute is not waited for: what they are on is not
     exclusive until they are gone.
-    `tasks` reads the tasks of the host, `monotonic` is a clock in seconds.
+    `monotonic` is a clock in seconds.
     """
 
-    def __init__(self, tasks: Callable[[], Iterable[Task]], monotonic: Callable[[], float]) -> None:
-        self._tasks = tasks
+    def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._next = float("-inf")
 
     def count(
-        self, target: Desired, report: EnforcementReport, unconfined: Callable[[], Mask]
+        self,
+        target: Desired,
+        report: EnforcementReport,
+        read: Callable[[], tuple[Iterable[Task], Mask]],
     ) -> Intruders | None:
         """Return what intrudes, None where it is too early to count.
 
-        `report` is a comparison of all pods. Without exclusive CPUs no task is read.
-        `unconfined` returns the CPUs that a task may use now which nothing confines. It is asked
-        before and after the tasks are read: a partition that comes or goes meanwhile changes the
-        CPUs of every task.
+        `report` is a comparison of all pods. `read` returns the tasks of the host, and the CPUs of
+        a task that nothing confines; without exclusive CPUs it is not called.
         """
         started = self._monotonic()
         if started < self._next:
             return None
         owned = tuple(territories(target, report))
-        before = unconfined()
-        tasks = tuple(self._tasks()) if owned else ()
-        found = Intruders.of(intruding_tasks(tasks, owned, before & unconfined()))
+        tasks, unconfined = read() if owned else ((), EMPTY)
+        found = Intruders.of(intruding_tasks(tasks, owned, unconfined))
         ended = self._monotonic()
         least = 0.0 if found.confined else COUNT_SECONDS
         self._next = ended + max(least, (ended - started) / COUNT_SHARE)

@@ -38,11 +38,14 @@ class Host:
         self.now += self.seconds
         return self.tasks
 
+    def beside(self) -> tuple[tuple[Task, ...], Mask]:
+        return self.reading(), ONLINE
+
     def counter(self) -> IntruderCount:
-        return IntruderCount(self.reading, lambda: self.now)
+        return IntruderCount(lambda: self.now)
 
     def threads(self, desired: Desired) -> Mapping[str, int]:
-        found = self.counter().count(desired, NOTHING, lambda: ONLINE)
+        found = self.counter().count(desired, NOTHING, self.beside)
         assert found is not None
         return found.threads
 
@@ -65,12 +68,12 @@ def test_all_kinds_are_0_on_a_host_without_exclusive_cpus_and_no_task_is_read() 
 def test_counting_takes_no_more_than_its_share_of_the_time(seconds: float) -> None:
     host = Host(Task(7, "any", ONLINE), seconds=seconds)
     counter, desired = host.counter(), target(allocation("c0"))
-    assert counter.count(desired, NOTHING, lambda: ONLINE) is not None
+    assert counter.count(desired, NOTHING, host.beside) is not None
     host.now += max(COUNT_SECONDS, seconds / COUNT_SHARE) - 1
-    assert counter.count(desired, NOTHING, lambda: ONLINE) is None
+    assert counter.count(desired, NOTHING, host.beside) is None
     assert host.read == 1
     host.now += 1
-    assert counter.count(desired, NOTHING, lambda: ONLINE) is not None
+    assert counter.count(desired, NOTHING, host.beside) is not None
 
 
 def test_a_task_that_was_placed_is_looked_for_at_each_comparison_until_it_is_gone() -> None:
@@ -79,16 +82,17 @@ def test_a_task_that_was_placed_is_looked_for_at_each_comparison_until_it_is_gon
     for tasks in (host.tasks, host.tasks, ()):
         host.tasks = tasks
         host.now += 10
-        found = counter.count(desired, NOTHING, lambda: ONLINE)
+        found = counter.count(desired, NOTHING, host.beside)
         assert found is not None
         assert [each.task for each in found.confined] == list(tasks)
     host.now += COUNT_SECONDS - 1
-    assert counter.count(desired, NOTHING, lambda: ONLINE) is None
+    assert counter.count(desired, NOTHING, host.beside) is None
 
 
 def test_tasks_of_one_cgroup_with_the_same_cpus_are_kept_once() -> None:
     tasks = (Task(pid, "placed", Mask.of(1), f"system.slice/{pid % 2}") for pid in range(100))
-    found = Host(*tasks).counter().count(target(allocation("c0")), NOTHING, lambda: ONLINE)
+    host = Host(*tasks)
+    found = host.counter().count(target(allocation("c0")), NOTHING, host.beside)
     assert found is not None
     assert found.threads["confined"] == 100
     assert sorted(each.task.pid for each in found.confined) == [0, 1]
@@ -100,32 +104,33 @@ def test_a_sibling_that_stays_idle_is_nobodys_to_run_on() -> None:
     assert host.threads(desired) == {"confined": 1, "unconfined": 0, "kernel": 0}
 
 
-def test_a_partition_that_comes_while_tasks_are_read_confines_none_of_them() -> None:
-    shown = iter((ONLINE, Mask.parse("0-5")))
-    host = Host(Task(7, "any", Mask.parse("0-5"), "system.slice"))
-    found = host.counter().count(target(allocation("c0")), NOTHING, lambda: next(shown))
-    assert found is not None
-    assert found.threads == {"confined": 0, "unconfined": 1, "kernel": 0}
-
-
-def test_a_task_that_has_all_but_the_cpus_of_a_partition_was_not_placed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", ["never", "before", "while they are read"])
+def test_a_task_that_has_all_but_the_cpus_of_a_partition_was_not_placed(
+    tmp_path: Path, moment: str
+) -> None:
     tree = EmulatedKernel(ONLINE, Mask.of(0, 1))
     tree.write("", "cgroup.subtree_control", "+cpuset +cpu +memory")
+    tree.mkdir("ovs")
+    tree.write("ovs", "cpuset.cpus", "5")
     layout, desired = make_layout("cgroupfs"), target(allocation("c0"))
-    task = Task(7, "service", ONLINE - Mask.of(5), "system.slice")
-    clock = Host(task)
-    probes = HostProbes(clock.reading, lambda: clock.now)
+    host = Host(Task(7, "service", ONLINE - Mask.of(5), "system.slice"))
+
+    def tasks() -> tuple[Task, ...]:
+        if moment == "while they are read":
+            tree.write("ovs", "cpuset.cpus.partition", "root")
+        return host.reading()
+
+    probes = HostProbes(tasks, lambda: host.now)
     kernel = KernelEnforcement(
         make_enforcer(tree, layout, None), tree, layout, tmp_path, tmp_path, probes=probes
     )
     outcome = kernel.reconcile(desired)
-    for cpus, placed in (("", True), ("5", False)):
-        if cpus:
-            tree.mkdir("ovs")
-            tree.write("ovs", "cpuset.cpus", cpus)
-            tree.write("ovs", "cpuset.cpus.partition", "root")
-        assert bool(kernel.verify(desired, ONLINE).intruding) is placed
-        clock.now += COUNT_SECONDS
-        counted = kernel.count_intruders(desired, outcome, ONLINE)
-        assert counted is not None
-        assert bool(counted.confined) is placed
+    if moment == "before":
+        tree.write("ovs", "cpuset.cpus.partition", "root")
+    counted = kernel.count_intruders(desired, outcome, ONLINE)
+    assert counted is not None
+    assert bool(counted.confined) is (moment == "never")
+    assert counted.threads["unconfined"] == (moment != "never")
+    if moment == "while they are read":
+        tree.write("ovs", "cpuset.cpus.partition", "member")
+    assert bool(kernel.verify(desired, ONLINE).intruding) is (moment == "never")
