@@ -710,20 +710,29 @@ RESERVED_MEMORY: Final[Kind[tuple[MemoryReservation, ...]]] = Kind(
 )
 
 
-def _ignored(reader: KeyReader, at: Field, _: tuple[str, ...]) -> tuple[str, ...]:
-    found: list[str] = []
-    for item in reader.items(at):
-        name = reader.text(item)
-        if name is None:
-            continue
-        fault = _fault_of_ignored(name)
-        if fault is not None:
-            reader.reject(item, f"{shown(name)} cannot be ignored: {fault}")
-        elif name in found:
-            reader.reject(item, f"{shown(name)} is listed twice")
-        else:
-            found.append(name)
-    return tuple(found)
+def _list_of_names(
+    words: str, pattern: str, fault_of: Callable[[str], str | None]
+) -> Kind[tuple[str, ...]]:
+    """Return the kind of a list of names, each once; the list replaces that of the base.
+
+    `fault_of` returns what is wrong with a name, said behind it, None for nothing.
+    """
+
+    def read(reader: KeyReader, at: Field, _: tuple[str, ...]) -> tuple[str, ...]:
+        found: list[str] = []
+        for item in reader.items(at):
+            name = reader.text(item)
+            if name is None:
+                continue
+            fault = "is listed twice" if name in found else fault_of(name)
+            if fault is not None:
+                reader.reject(item, f"{shown(name)} {fault}")
+            else:
+                found.append(name)
+        return tuple(found)
+
+    names = {"type": "string", "pattern": pattern}
+    return Kind(words, {"type": "array", "items": names, "uniqueItems": True}, read, list)
 
 
 def _fault_of_ignored(name: str) -> str | None:
@@ -733,42 +742,26 @@ def _fault_of_ignored(name: str) -> str | None:
         return None
     fault = prefixed_resource_fault(name)
     if fault is not None and resource_name_fault(name) is None:
-        return "it is the node's own; others provide extended resources such as example.com/gpu"
-    return fault
+        fault = "it is the node's own; others provide extended resources such as example.com/gpu"
+    return None if fault is None else f"cannot be ignored: {fault}"
 
 
-def _cgroup_names(reader: KeyReader, at: Field, _: tuple[str, ...]) -> tuple[str, ...]:
-    found: list[str] = []
-    for item in reader.items(at):
-        name = reader.text(item)
-        if name is None:
-            continue
-        if _CGROUP_NAME.fullmatch(name) is None:
-            reader.reject(
-                item, f"{shown(name)} is not the name of a cgroup, or the begin of one and *"
-            )
-        elif name not in found:
-            found.append(name)
-    return tuple(found)
+#: `agent.ignoredResources`: resources that others provide.
+IGNORED_RESOURCES: Final = _list_of_names(
+    "list of resources", "^(memory|[^/]+/[^/]+)$", _fault_of_ignored
+)
 
 
 _CGROUP_NAME: Final = re.compile(r"[^/*\x00-\x1f\x7f]{1,255}\*?")
-#: Names of cgroups, of which `*` at the end is any; the list replaces that of the base.
-CGROUP_NAMES: Final[Kind[tuple[str, ...]]] = Kind(
-    "list of cgroups such as ovs.slice or lxc.*",
-    {"type": "array", "items": {"type": "string", "pattern": f"^{_CGROUP_NAME.pattern}$"}},
-    _cgroup_names,
-    list,
-)
 
-#: `agent.ignoredResources`: resources that others provide; the list replaces that of the base.
-IGNORED_RESOURCES: Final[Kind[tuple[str, ...]]] = Kind(
-    "list of resources",
-    {
-        "type": "array",
-        "items": {"type": "string", "pattern": "^(memory|[^/]+/[^/]+)$"},
-        "uniqueItems": True,
-    },
-    _ignored,
-    list,
+
+def _fault_of_cgroup(name: str) -> str | None:
+    if _CGROUP_NAME.fullmatch(name) is None:
+        return "is neither the name of a cgroup nor the beginning of one and *"
+    return None
+
+
+#: Names of cgroups, of which `*` at the end is any.
+CGROUP_NAMES: Final = _list_of_names(
+    "list of cgroups such as ovs.slice or lxc.*", f"^{_CGROUP_NAME.pattern}$", _fault_of_cgroup
 )
