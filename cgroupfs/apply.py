@@ -79,13 +79,13 @@ class Applied(Struct, frozen=True):
         return tuple(outcome for outcome in self.outcomes if outcome.result is not WriteResult.OK)
 
 
-def apply(tree: CgroupTree, plan: Plan, others: Collection[str] = ()) -> Applied:
+def apply(tree: CgroupTree, plan: Plan, of_host: Collection[str] = ()) -> Applied:
     """Write the plan in its order and read everything back.
 
     When a cgroup that should shrink or be confined still uses more than its new set, the later
-    stages are skipped: no CPU is given to a cgroup while another one still uses it. Cgroups among
-    `others` hold up nothing: what belongs to no pod may be what the kernel lets nobody narrow. All
-    other failures are only recorded.
+    stages are skipped: no CPU is given to a cgroup while another one still uses it. That a cgroup
+    of `of_host` cannot be narrowed stops no stage: these belong to no pod, and a pod gets its CPUs
+    all the same. All other failures are only recorded.
     """
     outcomes: list[WriteOutcome] = []
     blocker: WriteOutcome | None = None
@@ -96,7 +96,7 @@ def apply(tree: CgroupTree, plan: Plan, others: Collection[str] = ()) -> Applied
             continue
         outcome = apply_write(tree, write)
         outcomes.append(outcome)
-        if blocker is None and write.cgroup not in others and _blocks(outcome):
+        if blocker is None and write.cgroup not in of_host and _blocks(outcome):
             blocker, blocked_after = outcome, write.stage
     return Applied(tuple(outcomes))
 

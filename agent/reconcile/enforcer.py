@@ -542,8 +542,7 @@ class Enforcer:
         settings = observed.settings(move_memory=move_memory)
         awake = (each for each in settings if not is_within(each.cgroup, resting))
         plan = make_plan(observed.states, awake)
-        hosts = {item.setting.cgroup for item in observed.desired if item.role is Role.HOST}
-        outcomes = apply(self._tree, plan, hosts).outcomes
+        outcomes = apply(self._tree, plan, observed.hosts()).outcomes
         written = {outcome.write.cgroup for outcome in outcomes}
         return (self._reread(observed, written) if written else observed), plan, outcomes
 

@@ -74,6 +74,10 @@ class Observation(Struct, frozen=True):
     all_values: bool = True
     all_nodes: bool = True
 
+    def hosts(self) -> frozenset[str]:
+        """Return the cgroups beside the pods', which are the host's own."""
+        return frozenset(item.setting.cgroup for item in self.desired if item.role is Role.HOST)
+
     def with_states(
         self, tree: CgroupTree, settled: Mapping[str, Settled] = MappingProxyType({})
     ) -> Observation:

@@ -168,7 +168,7 @@ def notes(observed: Observation, *, orphans: bool = True) -> Iterator[str]:
                 f"/{item.setting.cgroup} of pod {item.pod} is an ephemeral container; it runs in "
                 "the node's shared pool, and the cgroup of its pod has that too until it ends"
             )
-    hosts = {item.setting.cgroup for item in observed.desired if item.role is Role.HOST}
+    hosts = observed.hosts()
     for item in observed.desired if hosts else ():
         inside = item.setting.cgroup.partition("/")[0]
         if item.setting.exclusive and inside in hosts:
