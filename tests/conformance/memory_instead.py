@@ -49,12 +49,7 @@ def counts_init_memory(
         return False
     if decision.allocation is None:
         return not expected["admitted"] or _memory_beside_the_hint(expected["pod"])
-    stated = {one["name"]: one for one in containers_of(document)}
-    return as_many_as_asked(rules, decision, pod) and all(
-        _has_memory(one, asked_memory(stated[one.name]))
-        and _has_devices(rules, one, stated[one.name])
-        for one in decision.allocation.containers
-    )
+    return as_many_as_asked(rules, decision, pod) and _has_all(rules, decision, document)
 
 
 def pins_no_shared_memory(
@@ -82,11 +77,8 @@ def pins_no_shared_memory(
         return False
     if decision.allocation is None:
         return rejected_for_own_demand(rules, pod, decision)
-    return as_many_as_asked(rules, decision, pod) and all(
-        _has_memory(one, asked_memory(stated[one.name], of_budget=True))
-        and _has_devices(rules, one, stated[one.name])
-        for one in decision.allocation.containers
-    )
+    enough = _has_all(rules, decision, document, of_budget=True)
+    return as_many_as_asked(rules, decision, pod) and enough
 
 
 def reuses_memory(
@@ -105,12 +97,7 @@ def reuses_memory(
     reused = any(each.is_standard_init and each.memory for each in rules.demand(pod).containers)
     if expected["admitted"] or not refused or not reused or decision.allocation is None:
         return False
-    stated = {one["name"]: one for one in containers_of(document)}
-    return as_many_as_asked(rules, decision, pod) and all(
-        _has_memory(one, asked_memory(stated[one.name]))
-        and _has_devices(rules, one, stated[one.name])
-        for one in decision.allocation.containers
-    )
+    return as_many_as_asked(rules, decision, pod) and _has_all(rules, decision, document)
 
 
 def rejected_for_own_demand(rules: EffectivePolicy, pod: Pod, decision: Decision) -> bool:
@@ -124,6 +111,23 @@ def rejected_for_own_demand(rules: EffectivePolicy, pod: Pod, decision: Decision
         any(container.part(manager.name) for manager in rules.managers)
         for container in rules.demand(pod).containers
         if container.name == named
+    )
+
+
+def _has_all(
+    rules: EffectivePolicy,
+    decision: Decision,
+    document: Mapping[str, Any],
+    *,
+    of_budget: bool = False,
+) -> bool:
+    """Return whether the containers of an admitted pod have the memory and devices they ask for."""
+    assert decision.allocation is not None
+    stated = {one["name"]: one for one in containers_of(document)}
+    return all(
+        _has_memory(one, asked_memory(stated[one.name], of_budget=of_budget))
+        and _has_devices(rules, one, stated[one.name])
+        for one in decision.allocation.containers
     )
 
 
