@@ -1,4 +1,4 @@
-"""The one writer of host-wide settings: observe, compare, save, write, read back, give back.
+"""Host-wide settings of isolation: observe, compare, save, write, read back, give back.
 
 In go the pods with what they ask for, out comes what is not as asked (`IsolationReport`). A pass
 (`apply`) reads each place that is to differ, saves what it had, writes it and reads it back (at an
@@ -7,9 +7,9 @@ longer to differ. It can be repeated after any failure, and after a death at any
 `agent.isolation.originals` says why. What another program wrote since the agent did stays, unless
 it uses CPUs that it has to keep off: irqbalance and users may move an interrupt among the others.
 
-The slices of the host's services and the exclusive CPUs of all pods are cgroups, which the enforcer
-writes with those of the pods (`slices`, `partitions`), so that they shrink before a pod is given
-CPUs. They are saved here before, and given back by the pass that follows.
+The sets of the cgroups beside the pods', and the exclusive CPUs of all pods, are written by the
+enforcer with the cgroups of the pods (`slices`, `partitions`), so that they shrink before a pod is
+given CPUs. They are saved here before, and given back by the pass that follows.
 """
 
 from __future__ import annotations
@@ -221,6 +221,7 @@ class HostIsolation:
         Without `thorough` nothing is read where nothing that is asked changed, but the threads of
         the pods that `started`, by uid. `cgroups_of` returns the cgroups of a pod.
         """
+        last, self._last = self._last, None  # until the pass has ended
         try:
             if self._config.partitions is PartitionMode.NEVER:
                 self._unpartitioned = partition_words(self._config, allocations, ())[1]
@@ -230,9 +231,8 @@ class HostIsolation:
             invalid = {f"partition /{at}": text for (_, at), text in self._invalid.items()}
             unpartitioned = {**self._unpartitioned, **invalid}
             state = asked, unpartitioned
-            changed = thorough or state != self._last
+            changed = thorough or state != last
             if changed:
-                self._last = None  # until the pass has ended
                 conditions = {**asked.unmet, **unpartitioned, **self._slices.unsaved}
                 if thorough:
                     self._places.refresh()
@@ -364,9 +364,9 @@ class HostIsolation:
         self.report = replace(self.report, conditions=conditions, counts=self._groups.counts)
 
     def _own_sets(self, asked: IsolatedCpus, bound: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Yield the units of the host whose own CPUs became exclusive; the kernel takes them."""
+        """Yield the cgroups, in those that are narrowed, whose own CPUs became exclusive."""
         avoided = asked.avoided.get(IsolationItem.HOST_SLICES, EMPTY)
-        for name in self._slices.beside(self._places.at_top()) if avoided else ():
+        for name in sorted(slices_of(self._custody.originals).values()) if avoided else ():
             for cgroup, cpus in self._places.own_sets(name):
                 if cpus & avoided and not is_within(cgroup, bound):
                     message = (
@@ -465,6 +465,7 @@ class _Slices:
                 self.held |= {place, unit}  # systemd keeps a unit's property for the next
                 continue
             except PLACE_ERRORS as error:
+                self.held |= {place, unit}  # what is narrowed stays so
                 self.unsaved[f"isolation {name}"] = f"{name} uses exclusive CPUs: {why_not(error)}"
                 continue
             had = changed[place] if place in changed else self._custody.originals[place]
@@ -498,7 +499,10 @@ class _Slices:
             apart = {name for name in there - known if self._places.is_apart(name)}
         except PLACE_ERRORS as error:
             self.held = frozenset(narrowed) | {set_of_unit(name) for name in known}
-            self.unsaved["isolation hostSlices"] = f"cgroups use exclusive CPUs: {why_not(error)}"
+            self.unsaved["isolation hostSlices"] = (
+                f"new cgroups at the top may use exclusive CPUs, they cannot be listed: "
+                f"{why_not(error)}"
+            )
             return ()
         return self.beside(there - apart | {name for name in known if unit_of(name)})
 
@@ -532,8 +536,8 @@ class _Slices:
 class _Interrupts:
     """Interrupts that come while the default is narrowed, and that still come where they may not.
 
-    Many are moved only by the kernel when they come next (IRQ_MOVE_PCNTXT): one more that comes
-    there is none too many.
+    Those without IRQ_MOVE_PCNTXT are moved when they come next: one more that comes there is none
+    too many.
     """
 
     def __init__(self, places: HostPlaces, custody: Custody) -> None:

@@ -11,9 +11,9 @@ A place has a name, shows a text, and takes one:
 - `resctrl/PATH`: a group of the resctrl filesystem (`CacheGroup`).
 
 What is particular to a kind stands in its class and nowhere else: `HostPlaces.at` makes the place
-of a name. Text goes in and comes out; what a place had before is kept by `agent.isolation.custody`.
-Every place raises `PLACE_ERRORS`, and `FileNotFoundError` where there is none any more. This module
-is the only one that writes them.
+of a name. Text goes in and comes out; what a place had before is kept by
+`agent.isolation.originals`. Every place raises `PLACE_ERRORS`, and `FileNotFoundError` where there
+is none any more.
 """
 
 from __future__ import annotations

@@ -185,6 +185,19 @@ def test_where_a_capability_is_missing_it_is_named_and_else_no_drop_in(
     assert ("drop-in" in condition) is advice
 
 
+def test_a_failure_while_nothing_changed_is_over_with_the_next_pass(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    isolation, places = host.start()
+    isolation.apply([quiet("2-3")], (), thorough=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(places, "online", lambda: Mask.parse("x"))
+        isolation.apply([quiet("2-3")], (), thorough=False)
+    assert "settings of the host stay as they are" in isolation.report.conditions["isolation"]
+    isolation.apply([quiet("2-3")], (), thorough=False)
+    assert isolation.report.conditions == {}
+
+
 def test_an_admission_reads_and_writes_an_interrupt_once_and_a_comparison_reads_what_came_of_it(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -251,6 +251,25 @@ def test_a_cgroup_that_cannot_be_narrowed_is_named_and_holds_up_no_pod(machine: 
     assert (intrusion.cgroup, str(intrusion.cpus)) == ("docker", "2-3")
 
 
+def test_a_slice_that_cannot_be_read_once_stays_narrowed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.repair(target(OWN))
+    read = machine.places.read
+
+    def fail(name: str) -> str:
+        if name == "cgroup/system.slice/cpuset.cpus":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(name)
+
+    monkeypatch.setattr(machine.places, "read", fail)
+    machine.isolation.slices(Mask.parse("2-3"), Mask.parse("0-15"))
+    monkeypatch.setattr(machine.places, "read", read)
+    machine.isolation.apply(target(OWN).ledger.allocations.values(), (), thorough=True)
+    assert machine.uses("system.slice") == "0-1,4-15"
+    assert "Input/output error" in machine.isolation.report.conditions["isolation system.slice"]
+
+
 def test_where_the_tree_cannot_be_listed_what_is_narrowed_stays_so(machine: Machine) -> None:
     class Unlisted(FaultyTree):
         def children(self, path: str) -> tuple[str, ...]:
