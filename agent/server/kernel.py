@@ -251,7 +251,7 @@ class KernelEnforcement:
         try:
             return self._intruders.count(target, outcome, partial(self._read_tasks, online))
         except OSError as error:
-            # The next comparison has the same to say, and counts again.
+            # If it lasts, the next comparison says so. The count comes again when it is time.
             log.info("intruding tasks not counted", why=str(error))
             return None
 

@@ -60,8 +60,9 @@ def verification(
 ) -> VerificationDocument:
     """Return the document of a comparison.
 
-    `agrees` is true if no setting differs and no confined task may run on another pod's exclusive
-    CPUs. Tasks that may use all of `unconfined` are listed but do not affect it.
+    `agrees` is true if no setting differs, no cgroup above lacks a controller, and no confined task
+    may run on another pod's exclusive CPUs. Some of the tasks that may use all of `unconfined` are
+    listed; they do not affect it.
     """
     found_tasks = intruding_tasks(tasks, territories(target, report), unconfined)
     intruders = [found for found in found_tasks if found.kind is IntruderKind.CONFINED]
@@ -123,10 +124,10 @@ def territories(target: Desired, report: EnforcementReport) -> Iterator[Exclusiv
 
 
 class IntruderCount:
-    """Counts intruding tasks, once a minute at most and less often where that takes long.
+    """Counts intruding tasks, once a minute and less often where that takes long.
 
     As long as there are confined ones, the minute is not waited for: what they are on is not
-    exclusive until they are gone.
+    exclusive until they are gone. A count that failed is one, too.
     `monotonic` is a clock in seconds.
     """
 
@@ -149,11 +150,14 @@ class IntruderCount:
         if started < self._next:
             return None
         owned = tuple(territories(target, report))
-        tasks, unconfined = read() if owned else ((), EMPTY)
-        found = Intruders.of(intruding_tasks(tasks, owned, unconfined))
-        ended = self._monotonic()
-        least = 0.0 if found.confined else COUNT_SECONDS
-        self._next = ended + max(least, (ended - started) / COUNT_SHARE)
+        least = COUNT_SECONDS
+        try:
+            tasks, unconfined = read() if owned else ((), EMPTY)
+            found = Intruders.of(intruding_tasks(tasks, owned, unconfined))
+            least = 0.0 if found.confined else COUNT_SECONDS
+        finally:
+            ended = self._monotonic()
+            self._next = ended + max(least, (ended - started) / COUNT_SHARE)
         return found
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 import pytest
@@ -74,6 +75,21 @@ def test_counting_takes_no_more_than_its_share_of_the_time(seconds: float) -> No
     assert host.read == 1
     host.now += 1
     assert counter.count(desired, NOTHING, host.beside) is not None
+
+
+def test_a_count_that_fails_takes_no_more_of_the_time_than_one_that_does_not() -> None:
+    host = Host(seconds=3.0)
+    counter, desired = host.counter(), target(allocation("c0"))
+
+    def fail() -> tuple[tuple[Task, ...], Mask]:
+        host.reading()
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output error"):
+        counter.count(desired, NOTHING, fail)
+    host.now += 3.0 / COUNT_SHARE - 1
+    assert counter.count(desired, NOTHING, fail) is None
+    assert host.read == 1
 
 
 def test_a_task_that_was_placed_is_looked_for_at_each_comparison_until_it_is_gone() -> None:
