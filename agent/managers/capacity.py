@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from uuid import NAMESPACE_OID, uuid5
 
 from msgspec.structs import replace
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
+
+
+def copy_of(pod: Pod) -> Pod:
+    """Return the same pod with a uid of its own: one more, where the pod itself is admitted."""
+    return replace(pod, uid=str(uuid5(NAMESPACE_OID, pod.uid)))
 
 
 def fill(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Decision]:

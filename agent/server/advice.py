@@ -16,7 +16,7 @@ from agent.api.documents import FitDocument
 from agent.api.views import rejection_document
 from agent.managers.admission import remove
 from agent.managers.advice import advise
-from agent.managers.capacity import fill, free_cpus, nodes_of
+from agent.managers.capacity import copy_of, fill, free_cpus, nodes_of
 from agent.managers.decision import AdviceKind, Reason
 from agent.server.errors import BusyError
 from agent.server.queue import Turns
@@ -76,7 +76,7 @@ class Advisor:
             empty = await _filled(rules, rules.empty_ledger(), pod, most)
         rejection = None if found.cause is None else rejection_document(found.cause.explain())
         if rejection is not None and not found.on:
-            rejection = await self._with_advice(pod, rejection)
+            rejection = await self._with_advice(copy_of(pod), rejection)
         free = free_cpus(rules, ledger)
         return FitDocument(
             count=found.on.total(),

@@ -177,6 +177,16 @@ def test_watching_prints_a_line_for_each_event_until_the_agent_ends(
 
 
 @pytest.mark.usefixtures("agent")
+def test_fit_answers_for_one_more_pod_where_the_manifests_own_is_admitted(shell: Shell) -> None:
+    file = shell.file(manifest(cpu="8"))
+    shell.run("admit", file)
+    code, out, _ = shell.run("fit", file)
+    assert (code, "admit the pod again" in out) == (ExitCode.REJECTED, False)
+    for advice in ("request 7 of cpu in container c0 instead of 8", "end pod shop/web"):
+        assert f"    {advice}\n" in out
+
+
+@pytest.mark.usefixtures("agent")
 @pytest.mark.parametrize("end", [b"---\n", b"---", b"...\n", b"---\n# nothing\n"])
 def test_an_empty_end_of_a_manifest_is_not_a_second_document(shell: Shell, end: bytes) -> None:
     assert shell.run("admit", "--dry-run", shell.file(manifest() + end))[0] == ExitCode.OK
