@@ -550,7 +550,7 @@ def _allocations(pod: PodDocument, *, why: bool = False) -> Iterator[str]:
     if pod.idle_cpus:
         yield f"  {_idle_siblings(pod)}"
     yield from _each("  ", _unused(pod))
-    width = max(len(container.name) for container in pod.containers)
+    width = max((len(container.name) for container in pod.containers), default=0)
     for container in pod.containers:
         has = [f"CPUs {container.cpus} ({_sharing(container)})", *_pinned(container)]
         yield f"  {container.name:{width}}  {', '.join(has)}"

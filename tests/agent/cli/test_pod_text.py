@@ -100,6 +100,9 @@ PODS: Final = {
     "memory left to a later one": without_bytes(document(SIMPLE)),
     "imported": document(unspecified(allocated(app("a", TWO), app("b")), Origin.IMPORTED)),
     "recovered without a name": document(unspecified(NAMELESS, Origin.RECOVERED)),
+    "recovered without containers": document(
+        unspecified(replace(SIMPLE, containers=()), Origin.RECOVERED)
+    ),
     "unused CPUs": document(allocated(app("a", TWO), budget="cpu=6 memory=1Gi")),
     "unused memory": document(allocated(init("i"), app("a", TWO), budget="cpu=2 memory=4Gi")),
     "nothing unused": document(allocated(app("a", ONE), app("b"))),
