@@ -320,7 +320,7 @@ def list_lines(listed: PodListDocument) -> Iterator[str]:
     if not listed.pods:
         yield "no pods are admitted"
     for pod in listed.pods:
-        yield f"{full_name(pod)}  {pod.qos}  {_state(pod)}  {_whence(pod)}"
+        yield "  ".join(filter(None, (full_name(pod), pod.qos, _state(pod), _whence(pod))))
         yield from _allocations(pod)
         yield from _remarks(pod)
     for failed in listed.failed:  # `show` has the full reasons

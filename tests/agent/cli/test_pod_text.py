@@ -117,7 +117,7 @@ def test_a_pod_is_listed_shown_and_a_row_as_it_was(name: str) -> None:
     file = Path(__file__).parent / "texts" / f"{name.replace(' ', '-')}.txt"
     listed = PodListDocument(pods=(PODS[name],))
     lines = (*list_lines(listed), "", *list_table(listed, wide=True), "", *pod_lines(PODS[name]))
-    text = "".join(f"{line.rstrip()}\n" for line in lines)
+    text = "".join(f"{line}\n" for line in lines)
     if os.environ.get("NUMAWARDEN_GOLDEN"):
         file.write_text(text)
     assert text == file.read_text()
