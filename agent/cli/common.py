@@ -26,7 +26,7 @@ from agent.api.documents import (
     RemovalDocument,
     encode,
 )
-from agent.cli.errors import CommandError, ExitCode, reader_is_gone
+from agent.cli.errors import CommandError, ExitCode, WrongFileError, reader_is_gone
 from agent.cli.options import DEFAULT_SOCKET, TIMEOUT, Output
 from agent.files import LARGEST, read_bounded, take
 from agent.pods.model import full_name
@@ -73,10 +73,9 @@ def agent_at(socket_path: str, manifest: str | None = None) -> Iterator[AgentCli
         yield AgentClient(socket_path, click.get_current_context().meta[TIMEOUT])
     except AgentError as rejected:
         code = _CODES.get(rejected.error.code, ExitCode.AGENT_FAILED)
-        message = str(rejected)
         if manifest is not None and rejected.error.code == INVALID_MANIFEST:
-            message = _mistakes(rejected.error, manifest)
-        raise CommandError(message, code) from rejected
+            raise WrongFileError(_mistakes(rejected.error, manifest), code) from rejected
+        raise CommandError(str(rejected), code) from rejected
 
 
 def _mistakes(error: ErrorBody, file: str) -> str:

@@ -71,6 +71,10 @@ class CommandError(Exception):
         self.code = code
 
 
+class WrongFileError(CommandError):
+    """One of the files of a command is wrong or cannot be read; the others may be right."""
+
+
 def exit_code_of(error: BaseException) -> ExitCode | None:
     """Return the exit code of an expected error, None for a defect of the program."""
     if isinstance(error, CommandError):
@@ -80,8 +84,9 @@ def exit_code_of(error: BaseException) -> ExitCode | None:
 
 
 def lines_of(error: BaseException) -> list[str]:
-    """Return the lines printed for an expected error: one, and one more for each detail."""
+    """Return the lines printed for an expected error: one, and one more for each detail or note."""
     first, *rest = text_of(error).splitlines() or [type(error).__name__]
+    rest += getattr(error, "__notes__", ())
     lines = [f"numawarden: error: {first}", *(f"  {line.strip()}" for line in rest if line.strip())]
     return [printable(line) for line in lines]
 

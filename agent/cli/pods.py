@@ -37,7 +37,15 @@ from agent.cli.common import (
     unknown_pod,
     warn,
 )
-from agent.cli.errors import CommandError, ExitCode, printable
+from agent.cli.errors import (
+    CommandError,
+    ExitCode,
+    WrongFileError,
+    counted,
+    lines_of,
+    printable,
+    text_of,
+)
 from agent.cli.options import (
     DOCUMENT,
     Output,
@@ -106,14 +114,16 @@ def admit(
 ) -> int:
     """Admit the pod of each manifest (YAML or JSON; - reads standard input), in this order.
 
-    A directory stands for its files *.yaml, *.yml and *.json in the order of their names.
+    A directory stands for its files *.yaml, *.yml and *.json in the order of their names. A file
+    that is wrong is reported, and those after it are still tried.
 
     Exits with 0 once the kernel enforces each allocation, else with the first other code: 1 for a
-    pod that is rejected, 7 for one that is admitted but not enforced.
+    pod that is rejected, 3 for a file that is wrong, 7 for a pod that is admitted but not enforced.
     """
-    code = ExitCode.OK
-    for number, file in enumerate(_manifest_files(files)):
-        manifest, name = read_manifest(file)
+    printed = 0
+
+    def answered(manifest: bytes, name: str) -> ExitCode:
+        nonlocal printed
         with agent_at(socket_path, name) as agent:
             answer = agent.admit(
                 manifest, dry_run=dry_run, require=require, replace=in_place, advice=True
@@ -121,12 +131,13 @@ def admit(
             shown = answer.admitted and not dry_run and output is Output.TEXT
             pod = agent.pod(answer.uid) if shown else None
         warn(answer.warnings)
-        _print(answer, output, admission_lines, number)
+        _print(answer, output, admission_lines, printed)
+        printed += 1
         if pod is not None:
             print_lines(f"  {line}" for line in islice(start_lines(pod), 1))
-        admitted = answer.pod
-        code = code or (ExitCode.REJECTED if admitted is None else _pod_code(admitted))
-    return code
+        return ExitCode.REJECTED if answer.pod is None else _pod_code(answer.pod)
+
+    return _for_each(files, answered)
 
 
 @click.command()
@@ -138,11 +149,11 @@ def diff(files: tuple[Path, ...], socket_path: str) -> ExitCode:
     FILEs are manifests, directories and - as for `admit`. Each pod is decided as if it were the
     only one, and nothing is changed. A pod that is not admitted is compared with /dev/null.
 
-    Exits with 0 if nothing would change, with 1 if a pod would be changed, admitted or rejected.
+    Exits with 0 if nothing would change, else with the first other code: 1 if a pod would be
+    changed, admitted or rejected, 3 for a file that is wrong.
     """
-    code = ExitCode.OK
-    for file in _manifest_files(files):
-        manifest, name = read_manifest(file)
+
+    def compared(manifest: bytes, name: str) -> ExitCode:
         with agent_at(socket_path, name) as agent:
             answer = agent.admit(manifest, dry_run=True, replace=True, advice=True)
             uid = answer.uid if answer.already_admitted else answer.replaced
@@ -150,10 +161,41 @@ def diff(files: tuple[Path, ...], socket_path: str) -> ExitCode:
         warn(answer.warnings)
         new = answer.pod
         found = admission_lines(answer) if new is None else difference_lines(former, new, name)
-        if lines := [printable(line) for line in found]:
-            code = ExitCode.REJECTED
+        lines = [printable(line) for line in found]
         print_lines(lines)
+        return ExitCode.REJECTED if lines else ExitCode.OK
+
+    return _for_each(files, compared)
+
+
+def _for_each(given: Iterable[Path], act: Callable[[bytes, str], ExitCode]) -> ExitCode:
+    """Do something with each manifest and its name; return the first code that is not 0.
+
+    A file that is wrong is reported, and keeps no other out. An error that would be that of all
+    files ends this, and says how many were not tried.
+    """
+    code = ExitCode.OK
+    files = _manifest_files(given)
+    for number, file in enumerate(files, 1):
+        try:
+            found = act(*_read(file))
+        except Exception as error:
+            if not isinstance(error, WrongFileError):
+                if left := len(files) - number:
+                    error.add_note(f"not tried: {counted(left, 'file')} after {file}")
+                raise
+            for line in lines_of(error):
+                click.echo(line, err=True)
+            found = error.code
+        code = code or found
     return code
+
+
+def _read(file: Path) -> tuple[bytes, str]:
+    try:
+        return read_manifest(file)
+    except OSError as error:
+        raise WrongFileError(text_of(error), ExitCode.BAD_INPUT) from error
 
 
 def _manifest_files(given: Iterable[Path]) -> list[Path]:

@@ -88,6 +88,27 @@ def test_a_directory_stands_for_its_manifests_in_the_order_of_their_names(
 
 @pytest.mark.usefixtures("agent")
 @pytest.mark.parametrize("command", ["admit", "diff"])
+def test_a_file_that_is_wrong_is_reported_and_keeps_no_later_one_out(
+    shell: Shell, tmp_path: Path, command: str
+) -> None:
+    half = shell.file(manifest()[:40], "a.yaml")
+    gone, huge = str(tmp_path / "b.yaml"), shell.file(manifest("huge", "huge", cpu="64"), "c.yaml")
+    good = shell.file(manifest(cpu="500m"), "d.yaml")
+    code, out, err = shell.run(command, half, gone, huge, good)
+    assert (code, "shop/web" in out, "OutOfcpu" in out) == (ExitCode.BAD_INPUT, True, True)
+    assert [line.split(":")[2].strip() for line in err.splitlines()] == [half, gone]
+    assert shell.run(command, huge, half)[0] == ExitCode.REJECTED
+
+
+def test_an_error_that_is_not_of_one_file_says_how_many_were_not_tried(shell: Shell) -> None:
+    files = [shell.file(manifest(), f"{name}.yaml") for name in "abc"]
+    code, _, err = shell.run("admit", *files)
+    assert code == ExitCode.UNREACHABLE
+    assert err.splitlines()[1:] == [f"  not tried: 2 files after {files[0]}"]
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.parametrize("command", ["admit", "diff"])
 def test_nothing_is_admitted_beside_a_directory_that_has_no_manifest_to_read(
     shell: Shell, tmp_path: Path, command: str
 ) -> None:
