@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -11,6 +13,7 @@ import click
 from agent.cli.common import agent_at, find_pod, pod_argument, print_answer, table
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import DOCUMENT, Output, host_option, output_of, socket_option
+from agent.cli.workloads import MOUNT_VARIABLE, check_real
 from agent.config.kinds import seconds_of
 from agent.reconcile.tasks import ExclusiveTerritory
 from agent.tools.interference import (
@@ -29,10 +32,13 @@ from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
 
     from agent.api.documents import DisturbedCpuDocument, InterferenceDocument
 
+_EMULATED: Final = (
+    "the CPUs of this machine are not those of the emulated host, and what runs on them says "
+    "nothing of its pods; ask the agent of a real host"
+)
 #: How many lines of the second table are shown without --full.
 _SHOWN: Final = 20
 _LONGEST: Final = 7 * 86400.0
@@ -114,18 +120,21 @@ def interference(  # noqa: PLR0913  # the options of a command
     where tracefs is mounted, the kernel records every switch on these CPUs; else tasks are sampled.
     Run as root: whose tasks they are is else known in part only. Nothing is changed.
 
-    Exits with 1 if a task of others ran there; interrupts leave it at 0.
+    Exits with 1 if a task of others ran there; interrupts leave it at 0. Where none was seen, but a
+    CPU was offline or records were lost, it exits with 5: who ran there is not known.
     """
     if cpus is not None and pod is not None:
         raise click.UsageError("--cpus asks no agent; leave POD or --cpus out")
     if cgroups and cpus is None:
         raise click.UsageError("--cgroup needs --cpus")
+    if root == Path("/") and (mount := os.environ.get(MOUNT_VARIABLE)):
+        check_real(Path(mount), _EMULATED)
     if cpus is None:
         territories = _of_agent(socket_path, pod)
     else:
-        own = tuple(path.strip("/") for path in cgroups)
-        _check(root, cpus, own)
-        territories = (ExclusiveTerritory("", cpus, own),)
+        cgroups = tuple(path.strip("/") for path in cgroups)
+        territories = (ExclusiveTerritory("", cpus, cgroups),)
+    _check(root, all_cpus(territories), cgroups)
     leave(all_cpus(territories))
     how = Measuring(root, trace=not sample)
     try:
@@ -137,7 +146,10 @@ def interference(  # noqa: PLR0913  # the options of a command
         click.echo(exposition(document), nl=False)
     else:
         print_answer(document, output, lambda shown: _lines(shown, full=full))
-    return ExitCode.REJECTED if any(each.tasks for each in document.cpus) else ExitCode.OK
+    if any(each.tasks for each in document.cpus):
+        return ExitCode.REJECTED
+    unseen = document.lost or not all(each.online for each in document.cpus)
+    return ExitCode.ENVIRONMENT if unseen else ExitCode.OK
 
 
 def _check(root: Path, cpus: Mask, cgroups: Iterable[str]) -> None:
@@ -189,8 +201,10 @@ def _lines(document: InterferenceDocument, *, full: bool) -> Iterator[str]:
     """Yield a table of the CPUs, and one of who was there."""
     how = "every switch recorded" if document.exact else "tasks sampled"
     probe = f", probe in {document.probe}" if document.probe else ""
+    # Whose they are, and whether they are exclusive, was not asked of CPUs named with --cpus.
+    exclusive = "exclusive " if any(any(each.owners) for each in document.cpus) else ""
     noun = "CPU" if len(document.cpus) == 1 else "CPUs"
-    yield f"{len(document.cpus)} exclusive {noun}, {document.seconds:.1f} s, {how}{probe}"
+    yield f"{len(document.cpus)} {exclusive}{noun}, {document.seconds:.1f} s, {how}{probe}"
     yield ""
     longest = ("LONGEST",) if document.probe else ()
     header = ("CPU", "OWNER", "TASKS", "RAN", "INTERRUPTS", "TICKS", "SOFTIRQS", "STOLEN")

@@ -53,14 +53,19 @@ _REQUIRE: Final = (
 MOUNT_VARIABLE: Final = "NUMAWARDEN_CGROUP_MOUNT"
 
 
-def check_real(mount: Path) -> None:
-    """Raise `CommandError` where an agent's cgroup tree is an emulation, such as a playground's."""
+_REAL_ONLY: Final = (
+    "run and attach need the agent of a real host; 'numawarden admit FILE' shows what a pod gets "
+    "here, start-containers what becomes of its cgroups"
+)
+
+
+def check_real(mount: Path, advice: str = _REAL_ONLY) -> None:
+    """Raise `CommandError` where an agent's cgroup tree is an emulation, such as a playground's.
+
+    `advice` says what needs a real host, and what to do instead.
+    """
     if (mount / "cgroup.controllers").is_file() and not mount.is_mount():
-        message = (
-            f"the cgroups in {mount} are plain files, which confine no process: run and attach "
-            "need the agent of a real host; 'numawarden admit FILE' shows what a pod gets here, "
-            "start-containers what becomes of its cgroups"
-        )
+        message = f"the cgroups in {mount} are plain files, which confine no process: {advice}"
         raise CommandError(message, ExitCode.ENVIRONMENT)
 
 

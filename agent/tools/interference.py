@@ -558,7 +558,10 @@ def _by_cpu(
 def _notes(cpus: Iterable[DisturbedCpuDocument], runs: Runs, *, exact: bool) -> Iterator[str]:
     offline = Mask.from_ids(each.cpu for each in cpus if not each.online)
     if offline:
-        yield f"CPUs {offline} were offline at the beginning or at the end"
+        yield (
+            f"CPUs {offline} were offline at the beginning or at the end, or this host does not "
+            "have them: who ran there is not known"
+        )
     if not exact:
         yield (
             "tasks are sampled: those that came and went between two samples are missing, and the "
@@ -566,7 +569,10 @@ def _notes(cpus: Iterable[DisturbedCpuDocument], runs: Runs, *, exact: bool) -> 
             "/sys/kernel/tracing, they are exact"
         )
     if runs.lost:
-        yield f"{runs.lost} switches were dropped: there were too many of them"
+        yield (
+            f"{runs.lost} switches were dropped: there were too many of them; who ran then is not "
+            "known"
+        )
 
 
 #: How often switches are read, and the shortest time between two samples, in seconds.

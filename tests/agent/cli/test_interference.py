@@ -29,6 +29,10 @@ def test_the_owner_of_each_cpu_is_a_container_of_the_agent(
     assert "no pod has exclusive CPUs; see 'numawarden list'" in err
     pod = agent.client.admit(manifest()).pod
     assert pod is not None
+    code, out, err = shell.run(*watched)
+    assert (code, out) == (ExitCode.NOT_FOUND, "")
+    assert "CPUs 1,9 are offline, or this host does not have them" in err
+    (host.proc / "stat").write_text("cpu1 1 0 1 1 0 0 0 0 0 0\ncpu9 1 0 1 1 0 0 0 0 0 0\n")
     for asked in ((*watched, "web"), watched):
         code, out, _ = shell.run(*asked)
         assert code == ExitCode.OK

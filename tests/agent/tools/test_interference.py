@@ -152,7 +152,8 @@ def test_a_cpu_that_went_offline_counts_nothing_and_is_named(host: FakeProc) -> 
     two, three = document.cpus
     assert (two.online, two.interrupts) == (True, {"24 nvme0q3": 4})
     assert (three.online, three.interrupts, three.softirqs) == (False, {}, {})
-    assert document.notes == ("CPUs 3 were offline at the beginning or at the end",)
+    (note,) = document.notes
+    assert note.startswith("CPUs 3 were offline at the beginning or at the end, or this host")
 
 
 def test_a_sample_counts_threads_that_ran_and_stood_on_the_cpus(host: FakeProc) -> None:
@@ -415,4 +416,7 @@ def test_cpus_and_cgroups_that_are_not_there_are_errors(
         assert run_command([*asked, *options]) == ExitCode.NOT_FOUND
         assert said in capsys.readouterr().err
     assert run_command([*asked, "2", "--cgroup", "/cron.service"]) == ExitCode.OK
-    assert capsys.readouterr().out.startswith("1 exclusive CPU, ")
+    assert capsys.readouterr().out.startswith("1 CPU, ")
+    assert run_command([*asked, "2,98"]) == ExitCode.ENVIRONMENT
+    unknown = "note: CPUs 98 were offline at the beginning or at the end, or this host does not"
+    assert unknown in capsys.readouterr().out

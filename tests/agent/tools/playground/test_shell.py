@@ -188,6 +188,14 @@ def test_the_agent_of_a_playground_that_is_killed_ends() -> None:
     assert ended
 
 
+def test_what_runs_on_the_machines_own_cpus_is_not_blamed_on_pods() -> None:
+    asked = "numawarden interference guaranteed --for 1ms", "numawarden interference --cpus 0"
+    for command in asked:
+        done = playground(command)
+        assert "the CPUs of this machine are not those of the emulated host" in done.stderr
+        assert (done.returncode, done.stdout) == (ExitCode.ENVIRONMENT, "")
+
+
 def test_a_command_in_a_pod_is_not_run_on_the_machines_own_cgroups() -> None:
     done = playground("numawarden run --near eth0 -- true; numawarden run -- true")
     near, run = done.stderr.splitlines()
