@@ -436,6 +436,8 @@ def failed_lines(pod: FailedPodDocument) -> Iterator[str]:
     yield from _each("  ", given_lines(pod.kubelet_devices))
     if pod.rejection is not None:
         yield from rejection_lines(pod.rejection)
+    elif len(pod.details) == 1:  # which is the message, too, after the source's name
+        yield f"  {pod.reason}: {pod.details[0]}"
     else:
         yield f"  {pod.reason}: {pod.message}"
         yield from (f"    {detail}" for detail in pod.details)
