@@ -56,7 +56,7 @@ def _rows(places: HostPlaces, originals: dict[str, str]) -> Iterator[tuple[str, 
         yield place, text.strip() or "unset", shown
 
 
-@isolation.command()
+@isolation.command(short_help="Give every setting back what it had.")
 @configuration_options(_ABOUT)
 def restore(file: Path, settings: tuple[str, ...]) -> None:
     """Give every setting back what it had, after the agent was stopped or killed.

@@ -159,6 +159,13 @@ def test_an_expected_end_has_an_exit_code_and_a_defect_is_not_dressed_up(
         run_command([])
 
 
+@pytest.mark.parametrize("group", ["", "config", "isolation", "state"])
+def test_no_summary_of_a_command_is_cut(group: str, run: Command) -> None:
+    code, out, _ = run(*group.split(), "--help")
+    assert code == ExitCode.OK
+    assert "..." not in out.partition("Commands:")[2]
+
+
 @pytest.mark.parametrize("arguments", [[], ["config"], ["state"]])
 def test_without_a_command_there_is_the_help(arguments: list[str], run: Command) -> None:
     code, _, said = run(*arguments)
