@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from agent.cli.common import warn
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import CONFIG_FILE, EXISTING_DIRECTORY, EXISTING_FILE, settings_option
+from agent.cli.suggestions import CommandGroup
 from agent.config.load import config_schema, config_yaml, load_config_file, notes_on, override
 from agent.config.model import Config, ConfigError
 from agent.config.resolve import (
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def config() -> None:
     """Check and show a configuration."""
 

@@ -10,6 +10,7 @@ import click
 from agent.cli.common import print_lines, table
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import configuration_options
+from agent.cli.suggestions import CommandGroup
 from agent.config.isolation import IsolationConfig
 from agent.config.load import load_config_file
 from agent.isolation.host import HostIsolation
@@ -29,7 +30,7 @@ _PROC = Path("/proc")
 _ABOUT = "The agent's configuration, which has the state directory."
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def isolation() -> None:
     """Show or restore the host-wide settings that the agent wrote (agent.isolation)."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -11,28 +10,12 @@ import click
 
 from agent import __version__
 from agent.cli.errors import ExitCode, exit_code_of, lines_of, open_standard_output
+from agent.cli.suggestions import CommandGroup, unknown_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from click.shell_completion import CompletionItem
-
-#: What other tools' commands are called here.
-_OF_OTHERS: Final = {
-    "apply": "admit",
-    "create": "admit",
-    "delete": "remove",
-    "describe": "show",
-    "events": "watch",
-    "get": "list",
-    "help": "--help",
-    "logs": "history",
-    "ps": "list",
-    "rm": "remove",
-    "start": "agent",
-    "top": "map",
-    "version": "--version",
-}
 
 
 class LazyCommand(NamedTuple):
@@ -42,7 +25,7 @@ class LazyCommand(NamedTuple):
     summary: str
 
 
-class LazyGroup(click.Group):
+class LazyGroup(CommandGroup):
     """A group that knows its commands by name and summary and imports one only to run it."""
 
     def __init__(self, *, lazy: Mapping[str, LazyCommand], **attrs: object) -> None:
@@ -63,18 +46,6 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{known.target} is not a command")
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command of the first argument; a mistyped one is answered with the nearest."""
-        name = args[0] if args else ""
-        if name and self.get_command(ctx, name) is None and not name.startswith("-"):
-            own = _OF_OTHERS.get(name) if ctx.parent is None else None
-            nearest = own or next(iter(get_close_matches(name, self.list_commands(ctx), n=1)), "")
-            hint = f", did you mean {nearest!r}?" if nearest else ""
-            ctx.fail(f"No such command {name!r}{hint}")
-        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return the commands that begin with a text, importing none, then the options."""
@@ -186,6 +157,8 @@ def run_command(arguments: list[str]) -> int:
 
 def _usage_text(error: click.ClickException) -> str:
     message = error.format_message().rstrip(".")
+    if isinstance(error, click.NoSuchOption):
+        message = unknown_option(error)
     context = error.ctx if isinstance(error, click.UsageError) else None
     return f"{message}; see '{context.command_path} --help'" if context else message
 

@@ -13,6 +13,7 @@ from agent import __version__
 from agent.cli.common import warn
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import EXISTING_DIRECTORY, configuration_options
+from agent.cli.suggestions import CommandGroup
 from agent.config.load import load_config_file
 from agent.config.resolve import resolve
 from agent.managers.cpu.manager import exclusive_cpus, shared_pool
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 _BY_NUMBER: Final = {version.removeprefix("v"): version for version in RELEASES}
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def state() -> None:
     """Import the kubelet's state files, or write them.
 
