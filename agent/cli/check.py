@@ -7,7 +7,7 @@ order of `_GRAVEST`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -22,11 +22,11 @@ from agent.cli.common import agent_at, print_answer
 from agent.cli.errors import CommandError, ExitCode, counted, text_of
 from agent.cli.options import VERDICT_TIMEOUT, Output, output_option, socket_option_within
 from agent.cli.verification import verification_lines
-from agent.config.load import config_keys, load_config_file, yaml_text
+from agent.config.load import config_keys, differing_keys, load_config_file, yaml_text
 from agent.config.model import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from agent.api.documents import VerificationDocument
 
@@ -189,25 +189,16 @@ def _configuration(running: ConfigurationDocument) -> Iterator[_Checked]:
         effect = "the agent would not start again; restore or correct the file"
         yield _Checked(subject, wrong, f"{text_of(error)}; {effect}")
         return
-    differing = list(_differences(written, running.keys))
+    differing = [
+        f"{path} is {_shown(new)} in the file and {_shown(old)} in the running agent"
+        for path, new, old in differing_keys(written, running.keys)
+    ]
     yield from _listed(subject, wrong, differing, "and {} more keys")
     if differing:
         advice = f"try it with 'numawarden config check {running.file}', then restart the agent"
         yield _Checked(subject, wrong, f"the file changed since the agent was started; {advice}")
     else:
         yield _Checked(subject, ExitCode.OK, f"the agent runs with {running.file}")
-
-
-def _differences(
-    written: Mapping[str, Any], running: Mapping[str, Any], above: str = ""
-) -> Iterator[str]:
-    for key in dict.fromkeys((*written, *running)):
-        new, old = written.get(key), running.get(key)
-        path = f"{above}{key}"
-        if isinstance(new, dict) and isinstance(old, dict):
-            yield from _differences(new, old, f"{path}.")
-        elif new != old:
-            yield f"{path} is {_shown(new)} in the file and {_shown(old)} in the running agent"
 
 
 def _shown(value: object) -> str:

@@ -61,7 +61,7 @@ from agent.yaml import (
 from cgroupfs.settings import KernelController
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from agent.config.keys import Section
@@ -209,6 +209,21 @@ _Dumper.add_representer(str, _text_node)
 def config_keys(config: Config) -> dict[str, Plain]:
     """Return every key of a configuration with its value, as plain values of JSON."""
     return keys.written(config)
+
+
+def differing_keys(
+    one: Mapping[str, Plain], other: Mapping[str, Plain], above: str = ""
+) -> Iterator[tuple[str, Plain, Plain]]:
+    """Yield the path of each key that differs between what `config_keys` returns, and both values.
+
+    The paths begin with `above`.
+    """
+    for key in dict.fromkeys((*one, *other)):
+        first, second = one.get(key), other.get(key)
+        if isinstance(first, dict) and isinstance(second, dict):
+            yield from differing_keys(first, second, f"{above}{key}.")
+        elif first != second:
+            yield f"{above}{key}", first, second
 
 
 def config_yaml(config: Config) -> str:

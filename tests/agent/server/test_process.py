@@ -125,6 +125,31 @@ def test_a_hangup_has_it_look_at_everything_again(place: Path) -> None:
     assert note == "featureGates.NodeSwap changes nothing here"
 
 
+@pytest.mark.parametrize(
+    ("added", "level", "said", "detail"),
+    [
+        ("", "info", "the configuration file has not changed", {}),
+        ("maxPods: 7\n", "warning", "a restart applies what changed", {"keys": ["maxPods"]}),
+        ("maxPods: x\n", "warning", "the agent would not start again", {}),
+    ],
+)
+def test_a_hangup_says_what_became_of_the_configuration(
+    place: Path, added: str, level: str, said: str, detail: dict[str, object]
+) -> None:
+    with started(place) as process:
+        process.wait_for("READY=1")
+        with (place / "config.yaml").open("a") as file:
+            file.write(added)
+        process.child.send_signal(signal.SIGHUP)
+        stderr = process.child.stderr
+        assert stderr is not None
+        entry = next(
+            found for line in stderr if "configuration" in (found := json.loads(line))["message"]
+        )
+        assert said in entry["message"]
+        assert {**entry, "level": level, **detail} == entry
+
+
 def test_one_that_was_killed_leaves_everything_and_the_next_picks_it_up(place: Path) -> None:
     client = AgentClient(place / "agent.sock", timeout=PATIENCE)
     with started(place) as process:
