@@ -13,7 +13,7 @@ from agent.cli.errors import ExitCode
 from agent.cli.options import Output, output_option, socket_option
 from agent.cli.pod_text import rejection_lines
 from agent.cli.workloads import option_errors
-from agent.tools.run import check_cpus, listed_amounts
+from agent.tools.run import check_amount, check_cpus, listed_amounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,10 +68,13 @@ def fit(  # noqa: PLR0913  # each is an argument or option of the command
 
 
 def _check(cpus: str | None, memory: str | None) -> None:
-    """Raise `click.BadParameter` for CPUs of which none would be exclusive, and a few bytes."""
+    """Raise `click.BadParameter` for CPUs of which none would be exclusive, and for odd memory."""
     if cpus is not None:
         with option_errors():
             check_cpus(cpus, "such a pod gets none; a FILE says what fits in the shared pool")
+    if memory is not None:
+        with option_errors():
+            check_amount("--memory", memory)
     if memory is not None and memory.isdecimal() and int(memory) < 1 << 20:
         message = f"{memory!r} is a number of bytes; write {memory}Gi or {memory}Mi"
         raise click.BadParameter(message, param_hint="--memory")

@@ -30,6 +30,8 @@ _ALLOWED: Final = (
     "write a number such as 2, 0.5, 500m or 4Gi; suffixes are n u m k M G T P E, "
     "Ki Mi Gi Ti Pi Ei, or an exponent such as e3"
 )
+#: An amount of memory as other programs write it: `8GB`, `8 gib`, `8g`.
+_LIKE_MEMORY: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgtpe])i?b?", re.ASCII | re.IGNORECASE)
 _DECIMAL: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15}
 _DECIMAL_EXA: Final = 18
 _BINARY: Final = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
@@ -56,6 +58,12 @@ class QuantityError(ValueError):
         return f"{self.text!r} is not a quantity: {self.reason}"
 
 
+def _meant(text: str) -> str:
+    """Return a question whether an amount of memory was meant, "" for what looks like none."""
+    match = _LIKE_MEMORY.fullmatch(text)
+    return "" if match is None else f"did you mean {match[1]}{match[2].upper()}i of memory? "
+
+
 class Quantity(Struct, frozen=True, eq=False):
     """An exact amount in units of 10^-9 (the finest that Kubernetes keeps).
 
@@ -76,7 +84,7 @@ class Quantity(Struct, frozen=True, eq=False):
             raise QuantityError(stripped[:24] + "...", f"it is longer than {_MAX_TEXT} characters")
         match = _PATTERN.fullmatch(stripped)
         if match is None or not (match["whole"] or match["part"]):
-            raise QuantityError(text, _ALLOWED)
+            raise QuantityError(text, f"{_meant(stripped)}{_ALLOWED}")
         return _from_match(match)
 
     @classmethod

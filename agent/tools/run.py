@@ -77,8 +77,17 @@ def listed_amounts(hugepages: Iterable[str], devices: Iterable[str]) -> dict[str
                 raise OptionError(option, f"{text!r} is not NAME=AMOUNT")
             if prefix + name in amounts:
                 raise OptionError(option, f"{name!r} is given twice; write the sum once")
+            check_amount(option, amount)
             amounts[prefix + name] = amount
     return amounts
+
+
+def check_amount(option: str, text: str) -> None:
+    """Raise `OptionError` unless a text is an amount of a resource."""
+    try:
+        Quantity.parse(text)
+    except QuantityError as error:
+        raise OptionError(option, str(error)) from error
 
 
 def command_pod(
@@ -94,7 +103,7 @@ def command_pod(
         _number_of_cpus(amounts.cpus)
     else:
         check_cpus(amounts.cpus, "a part of a CPU needs --shared")
-    sizes = {MEMORY: amounts.memory} if amounts.memory else {}
+    sizes = _sizes(amounts.memory)
     limits = {**sizes, **amounts.others}
     if not shared:
         limits[CPU] = amounts.cpus
@@ -103,6 +112,14 @@ def command_pod(
     if near is not None:
         annotations[NEAR_NODES] = str(near)
     return _manifest(uid, name, annotations, resources, guaranteed=not shared)
+
+
+def _sizes(memory: str) -> dict[str, str]:
+    """Return the amount of `--memory`, if there is one; raises `OptionError`."""
+    if not memory:
+        return {}
+    check_amount("--memory", memory)
+    return {MEMORY: memory}
 
 
 def check_cpus(cpus: str, hint: str) -> None:
@@ -375,7 +392,7 @@ def pod_of_unit(unit: str, cpus: str, memory: str, hugepages: Iterable[str]) -> 
     """
     others = listed_amounts(hugepages, ())
     check_cpus(cpus, "name a whole number")
-    sizes = {MEMORY: memory} if memory else {}
+    sizes = _sizes(memory)
     resources = {"requests": {CPU: cpus, **sizes, **others}, "limits": others}
     name = _NO_POD_NAME.sub("-", unit.lower()).strip("-.")
     return _manifest(str(uuid4()), name, {UNIT: unit}, resources, guaranteed=True)
