@@ -9,7 +9,7 @@ import click
 
 from agent.cli.common import print_lines, table
 from agent.cli.errors import CommandError, ExitCode
-from agent.cli.options import configuration_options
+from agent.cli.options import CONFIG_FILE, configuration_options
 from agent.cli.suggestions import CommandGroup
 from agent.config.isolation import IsolationConfig
 from agent.config.load import load_config_file
@@ -36,7 +36,7 @@ def isolation() -> None:
 
 
 @isolation.command()
-@configuration_options(_ABOUT)
+@configuration_options(_ABOUT, CONFIG_FILE)
 def status(file: Path, settings: tuple[str, ...]) -> None:
     """Show each setting that differs from how the agent found it.
 
@@ -58,7 +58,7 @@ def _rows(places: HostPlaces, originals: dict[str, str]) -> Iterator[tuple[str, 
 
 
 @isolation.command(short_help="Give every setting back what it had.")
-@configuration_options(_ABOUT)
+@configuration_options(_ABOUT, CONFIG_FILE)
 def restore(file: Path, settings: tuple[str, ...]) -> None:
     """Give every setting back what it had, after the agent was stopped or killed.
 

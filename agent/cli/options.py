@@ -70,9 +70,16 @@ def settings_option(
     return click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=about)
 
 
-def configuration_options(about: str) -> Callable[[_Command], _Command]:
-    """Return what adds `--config FILE` (`file`) and `--set KEY=VALUE` (`settings`) to a command."""
-    named = click.option("--config", "file", type=EXISTING_FILE, required=True, help=about)
+def configuration_options(
+    about: str, default: Path | None = None
+) -> Callable[[_Command], _Command]:
+    """Return what adds `--config FILE` (`file`) and `--set KEY=VALUE` (`settings`) to a command.
+
+    Without a `default` the file must be named.
+    """
+    # To click a default of None is one, too.
+    given = {"required": True} if default is None else {"default": default, "show_default": True}
+    named = click.option("--config", "file", type=EXISTING_FILE, help=about, **given)
     return lambda command: named(settings_option()(command))
 
 

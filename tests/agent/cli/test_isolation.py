@@ -8,6 +8,7 @@ import pytest
 
 from agent.cli import isolation as command
 from agent.cli.errors import ExitCode
+from agent.cli.options import CONFIG_FILE
 from agent.isolation.originals import Originals, running_boot
 from agent.state.store import Store
 
@@ -38,6 +39,12 @@ def test_what_was_changed_is_shown_and_restored(run: Command, config: Path) -> N
         code, out, _ = run("isolation", "restore", "--config", config)
         assert (code, f"{count} settings restored" in out) == (ExitCode.OK, True)
         assert (config.parent / IRQ).read_text() == "0-7\n"
+
+
+@pytest.mark.parametrize("name", ["status", "restore"])
+def test_without_a_file_the_services_is_read(run: Command, name: str) -> None:
+    help_ = " ".join(run("isolation", name, "--help")[1].split())
+    assert f"[default: {CONFIG_FILE}]" in help_
 
 
 def test_beside_a_running_agent_nothing_is_restored(run: Command, config: Path) -> None:

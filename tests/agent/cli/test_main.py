@@ -97,6 +97,8 @@ def test_a_target_that_is_not_a_command_is_a_defect() -> None:
         ("bind a b", "give either --cgroup or --pid; see 'numawarden bind --help'"),
         ("bind a b --pid 0", "0 is not in the range x>=1"),
         ("agent", "Missing option '--config'"),
+        ("unpublish", "Missing option '--config'"),
+        ("isolation status --config /none", "File '/none' does not exist"),
         ("topology --root /nonexistent", "does not exist"),
         ("capture", "Missing argument"),
         ("config check /nonexistent", "does not exist"),
