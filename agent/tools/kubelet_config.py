@@ -22,6 +22,7 @@ from agent.config.model import (
     ConfigError,
 )
 from agent.managers.versions import before
+from agent.pods.model import CPU
 from agent.yaml import (
     DEFAULT_MAX_BYTES,
     Field,
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 _KIND: Final = "KubeletConfiguration"
 _GATES: Final = "featureGates"
+_LIST: Final = "reservedSystemCPUs"
+_AMOUNTS: Final = ("systemReserved", "kubeReserved")
 #: Keys of the agent's configuration that are not the kubelet's, or say what the document is.
 _OWN: Final = frozenset({"apiVersion", "kind", "agent", VERSION_KEY})
 #: The keys that both have.
@@ -126,6 +129,7 @@ def import_kubelet_config(text: bytes, source: str) -> ImportedConfig:
     """Return the agent's configuration of a kubelet's.
 
     What stands for the kubelet's default ("", 0, null) is left to the agent's, which is the same.
+    A list of reserved CPUs counts for the amounts beside it, which are left out.
     Raises `ConfigError` for what is not a kubelet's configuration, and for one that contradicts
     itself (the kubelet would not start with it either).
     """
@@ -150,11 +154,23 @@ def import_kubelet_config(text: bytes, source: str) -> ImportedConfig:
         elif name not in _OWN:
             why = _WHY.get(name, "not a key of KubeletConfiguration v1beta1 (Kubernetes v1.36)")
             left.append(LeftKey(name, why))
+    if _LIST in entries:
+        _drop_amounts(entries, left)
     taken = tuple(entries)
     locked = _locked_later(entries.get(_GATES))
     if locked is not None:
         entries[VERSION_KEY] = ScalarNode(before(locked).value)
     return ImportedConfig(config_of_document(MappingNode(entries), source), taken, tuple(left))
+
+
+def _drop_amounts(entries: dict[str, Node], left: list[LeftKey]) -> None:
+    """Leave out amounts of CPUs beside a list (cmd/kubelet/app/server.go, `ReservedSystemCPUs`)."""
+    for name in _AMOUNTS:
+        node = entries.get(name)
+        if isinstance(node, MappingNode) and CPU in node.entries:
+            rest = {entry: value for entry, value in node.entries.items() if entry != CPU}
+            entries[name] = MappingNode(rest, node.line)
+            left.append(LeftKey(f"{name}.{CPU}", f"{_LIST} counts instead, as in the kubelet"))
 
 
 def _locked_later(gates: Node | None) -> Rule | None:

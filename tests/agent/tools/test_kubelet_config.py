@@ -75,6 +75,23 @@ def test_what_both_have_is_taken_and_the_rest_is_listed_with_why() -> None:
     assert "#   clusterDNS: " in imported.yaml()
 
 
+@pytest.mark.parametrize("amount", ["190m", "2", "4"])
+def test_a_list_of_reserved_cpus_wins_over_amounts_beside_it(amount: str) -> None:
+    text = (
+        f"{HEADER}cpuManagerPolicy: static\nreservedSystemCPUs: 0,1\n"
+        f"kubeReserved: {{cpu: {amount}, memory: 1Gi}}\nsystemReserved: {{cpu: {amount}}}\n"
+    )
+    imported = import_kubelet_config(text.encode(), "config.yaml")
+    assert imported.config.reserved_system_cpus == Mask.parse("0-1")
+    assert list(imported.config.kube_reserved) == ["memory"]
+    why = "reservedSystemCPUs counts instead, as in the kubelet"
+    assert [(each.name, each.why) for each in imported.left] == [
+        ("systemReserved.cpu", why),
+        ("kubeReserved.cpu", why),
+    ]
+    assert load_config(imported.yaml(), "imported") == imported.config
+
+
 # Shows in differences.md: quota-gate
 def test_a_gate_that_v1_37_has_locked_is_taken_with_the_rules_before() -> None:
     text = f"{HEADER}featureGates: {{DisableCPUQuotaWithExclusiveCPUs: false}}\n"
