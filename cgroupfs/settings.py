@@ -5,10 +5,11 @@ What follows from the rows: what is read of every cgroup (`cgroupfs.state`), com
 (`agent.api.documents.KernelDocument`), listed by `agent.enforce`, and what the emulated kernel
 accepts. What a pod is to have of a file is computed from the ledger (`agent.reconcile.desired`).
 
-A file of one value is a row of `VALUES`; the files of huge pages are rows of their own kind, one
-for each size (`huge_pages`). The sets of a cgroup, `cpuset.cpus` and `cpuset.mems`, have an order
-of writes and a parent's set to inherit, so that they are more than a text: theirs are the rows of
-`SETS`. So have the files of a partition (`PARTITIONS`), which are read only where they are desired.
+A file of one value is a row of `VALUES`; the files of huge pages are rows of their own kinds, one
+for each size (`huge_pages`, `reserved_pages`). The sets of a cgroup, `cpuset.cpus` and
+`cpuset.mems`, have an order of writes and a parent's set to inherit, so that they are more than a
+text: theirs are the rows of `SETS`. So have the files of a partition (`PARTITIONS`), which are read
+only where they are desired.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class KernelController(StrEnum):
     )
     HUGETLB = (
         "hugetlb",
-        "hugetlb.*.max of pods, of containers where their runtime set none, and of kubepods",
+        "hugetlb.*.max, .rsvd.max of pods, of containers where their runtime set none, of kubepods",
         "limits of huge pages of pods are not written",
         False,
     )
@@ -344,14 +345,28 @@ def partition_fault(shown: str) -> str | None:
 # huge pages
 
 _PAGE_UNITS: Final = {"GB": 1 << 30, "MB": 1 << 20, "KB": 1 << 10}
-_OF_HUGE_PAGES: Final = re.compile(r"hugetlb\.(\d+)([GMK]B)\.max")
+_OF_HUGE_PAGES: Final = re.compile(r"hugetlb\.(\d+)([GMK]B)(\.rsvd)?\.max")
 
 
 @lru_cache
 def huge_pages(size: int) -> ValueFile:
-    """Return the row of huge pages of so many bytes (mm/hugetlb_cgroup.c, mem_fmt)."""
+    """Return the row of huge pages of so many bytes; a process that touches more gets SIGBUS."""
+    return _page_limit(_page_stem(size), size)
+
+
+@lru_cache
+def reserved_pages(size: int) -> ValueFile:
+    """Return the row of what mmap may reserve of huge pages of so many bytes, else it fails."""
+    return _page_limit(f"{_page_stem(size)}.rsvd", size)
+
+
+def _page_stem(size: int) -> str:
+    """Return how the names of the files begin (mm/hugetlb_cgroup.c, mem_fmt)."""
     unit = next((name for name, unit in _PAGE_UNITS.items() if size >= unit), "KB")
-    stem = f"hugetlb.{size // _PAGE_UNITS[unit]}{unit}"
+    return f"hugetlb.{size // _PAGE_UNITS[unit]}{unit}"
+
+
+def _page_limit(stem: str, size: int) -> ValueFile:
     return ValueFile(f"{stem}.max", NO_LIMIT, _bytes_taken(size), use=f"{stem}.current")
 
 
@@ -364,5 +379,6 @@ def row_of(file: str) -> ValueFile:
     """Return the row of a file."""
     pages = _OF_HUGE_PAGES.fullmatch(file)
     if pages is not None:
-        return huge_pages(int(pages[1]) * _PAGE_UNITS[pages[2]])
+        row = reserved_pages if pages[3] else huge_pages
+        return row(int(pages[1]) * _PAGE_UNITS[pages[2]])
     return next(row for row in (*VALUES, *PARTITIONS) if row.file == file)

@@ -992,8 +992,8 @@ class Config(Section, frozen=True):
         "What is limited to its share of the host. Beside a kubelet this is the kubelet's.",
         values={
             NodeAllocatable.PODS: "kubepods, the cgroup of all pods: memory.max, cpu.weight, "
-            "pids.max and hugetlb.*.max are the capacity less the reservations, memory also less "
-            "huge pages",
+            "pids.max and hugetlb.*.max, .rsvd.max are the capacity less the reservations, memory "
+            "also less huge pages",
             NodeAllocatable.NONE: "nothing: kubepods has the whole capacity",
             **dict.fromkeys(list(NodeAllocatable)[2:], "changes nothing"),
         },

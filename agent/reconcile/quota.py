@@ -62,6 +62,7 @@ from cgroupfs.settings import (
     controller_of,
     huge_pages,
     limit_text,
+    reserved_pages,
 )
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ _MILLIS_PER_CPU: Final = 1000
 _MAX_WEIGHT: Final = 10_000
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _NEEDED: Final = frozenset(NEEDED)
+#: What is limited of huge pages: with the second, mmap of too many fails, in place of SIGBUS later.
+_PAGE_ROWS: Final = (huge_pages, reserved_pages)
 
 
 class EnforcedControllers(Struct, frozen=True, dict=True):
@@ -132,7 +135,8 @@ class EnforcedControllers(Struct, frozen=True, dict=True):
     @cached_property
     def files(self) -> tuple[str, ...]:
         """The files of one value that are read of a cgroup."""
-        return (*VALUE_FILES, *(huge_pages(size).file for size in self.pages.values()))
+        sizes = self.pages.values()
+        return (*VALUE_FILES, *(row(size).file for size in sizes for row in _PAGE_ROWS))
 
     def only(self, values: Mapping[str, str]) -> Mapping[str, str]:
         """Return the values of files whose controllers are enforced."""
@@ -315,7 +319,8 @@ def _limits(stated: Mapping[str, int], enforced: EnforcedControllers) -> dict[st
     limits = {MEMORY_MAX: limit_text(stated[MEMORY])} if MEMORY in stated else {}
     for resource, size in enforced.pages.items():
         if resource in stated:
-            limits[huge_pages(size).file] = limit_text(stated[resource], size)
+            text = limit_text(stated[resource], size)
+            limits |= {row(size).file: text for row in _PAGE_ROWS}
     return limits
 
 

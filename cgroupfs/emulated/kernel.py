@@ -30,6 +30,7 @@ from cgroupfs.settings import (
     ValueFile,
     huge_pages,
     read_number,
+    reserved_pages,
     row_of,
 )
 from cgroupfs.tree import check_file, check_path, check_value, join
@@ -419,7 +420,8 @@ def _check_burst(burst: int, bandwidth: str) -> None:
 
 def _value_files() -> dict[str, File]:
     files: dict[str, File] = {}
-    for row in (*VALUES, huge_pages(1 << 21), huge_pages(1 << 30)):
+    sizes = (1 << 21, 1 << 30)
+    for row in (*VALUES, *map(huge_pages, sizes), *map(reserved_pages, sizes)):
         show, store = partial(_show_value, row), partial(_store_value, row)
         files[row.file] = File(row.controller, show, store)
         if row.use:

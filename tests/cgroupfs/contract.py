@@ -420,7 +420,12 @@ class Contract:
         assert shown(lab, path, "cpu.weight") == "10000"
 
     @pytest.mark.parametrize(
-        ("file", "unit"), [("memory.max", PAGESIZE), ("hugetlb.2MB.max", 2 << 20)]
+        ("file", "unit"),
+        [
+            ("memory.max", PAGESIZE),
+            ("hugetlb.2MB.max", 2 << 20),
+            ("hugetlb.2MB.rsvd.max", 2 << 20),
+        ],
     )
     def test_a_limit_is_shown_in_whole_pages(self, lab: Lab, file: str, unit: int) -> None:
         path = make_limited(lab, "pod")

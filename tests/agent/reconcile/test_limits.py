@@ -59,6 +59,11 @@ def limited(
     return replace(allocation, cpu=CpuLimits(request, None), limits=MappingProxyType(sizes))
 
 
+def of_pages(name: str, size: int) -> dict[str, str]:
+    """Return the files that limit huge pages of a size: their use, and what mmap may reserve."""
+    return {f"hugetlb.{name}.{file}": str(size) for file in ("max", "rsvd.max")}
+
+
 def with_limit(name: str, **limits: int) -> ContainerAllocation:
     sizes = {key.replace("_", "-"): size for key, size in limits.items()}
     return replace(on_host(name), limits=MappingProxyType(sizes))
@@ -81,8 +86,8 @@ def test_a_weight_is_the_kubelets(millis: int, weight: int) -> None:
             {
                 "cpu.weight": "79",
                 "memory.max": str(GIB),
-                "hugetlb.2MB.max": str(4 << 20),
-                "hugetlb.1GB.max": "0",
+                **of_pages("2MB", 4 << 20),
+                **of_pages("1GB", 0),
             },
         ),
         (limited(qos=QosClass.BEST_EFFORT, request=None), {"cpu.weight": "1"}),
@@ -105,7 +110,7 @@ def test_a_controller_that_is_left_to_others_sets_nothing() -> None:
     assert container_defaults(allocation, container, only_sets) == {}
     assert container_defaults(allocation, container, PAGES) == {
         "memory.max": str(GIB),
-        "hugetlb.2MB.max": str(2 << 20),
+        **of_pages("2MB", 2 << 20),
     }
 
 
@@ -114,7 +119,7 @@ def test_no_huge_pages_are_left_to_a_container_that_states_none_beside_others() 
     """Unless the pod as a whole states more than its containers: then each may use any."""
     containers = with_limit("a", hugepages_2Mi=4 << 20), on_host("b")
     allocation = limited(*containers, hugepages_2Mi=4 << 20)
-    assert container_defaults(allocation, containers[1], PAGES) == {"hugetlb.2MB.max": "0"}
+    assert container_defaults(allocation, containers[1], PAGES) == of_pages("2MB", 0)
     of_pod = replace(allocation, limits={"hugepages-2Mi": 8 << 20})
     assert container_defaults(of_pod, containers[1], PAGES) == {}
 
@@ -211,7 +216,7 @@ def test_kubepods_is_limited_and_reserves_what_its_pods_request() -> None:
     both = replace(target(burstable, guaranteed), capacity=aim.capacity)
     assert enforcer.enforce(both).ok
     node = {"memory.max": str((4096 - 64) << 20), "cpu.weight": "79", "pids.max": "31768"}
-    node |= {"hugetlb.2MB.max": str(64 << 20), "hugetlb.1GB.max": "0"}
+    node |= of_pages("2MB", 64 << 20) | of_pages("1GB", 0)
     reserved = {"memory.min": str(384 << 20), "memory.low": str(128 << 20)}
     assert shown(tree, "kubepods", *node, *reserved) == node | reserved
     of_class = {"memory.min": "0", "memory.low": str(128 << 20)}
@@ -222,7 +227,7 @@ def test_kubepods_is_limited_and_reserves_what_its_pods_request() -> None:
     off = replace(everything, reserved=kept, limits_all_pods=False, reserves_memory=False)
     assert directories(tree, off).enforce(aim).ok
     none = {"memory.max": str(5 * GIB), "memory.min": "0", "memory.low": "0"}
-    none |= {"hugetlb.2MB.max": str(128 << 20), "pids.max": "32768"}
+    none |= of_pages("2MB", 128 << 20) | {"pids.max": "32768"}
     assert shown(tree, "kubepods", *none) == none
     assert shown(tree, "kubepods/burstable", "memory.low") == {"memory.low": "0"}
 

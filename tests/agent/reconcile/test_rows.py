@@ -15,7 +15,7 @@ from agent.reconcile.report import CgroupReport
 from agent.server.verification import kernel_document
 from cgroupfs.apply import apply, enable
 from cgroupfs.plan import Setting, make_plan
-from cgroupfs.settings import VALUES, huge_pages
+from cgroupfs.settings import VALUES, huge_pages, reserved_pages
 from cgroupfs.state import read_state
 from tests.agent.reconcile.pods import FakeSystemd, kernel
 
@@ -33,8 +33,9 @@ TEXTS = {
     "memory.high": "8192",
     "pids.max": "4096",
     "hugetlb.2MB.max": "4194304",
+    "hugetlb.2MB.rsvd.max": "2097152",
 }
-ROWS = (*VALUES, huge_pages(1 << 21))
+ROWS = (*VALUES, huge_pages(1 << 21), reserved_pages(1 << 21))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
