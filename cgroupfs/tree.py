@@ -104,6 +104,9 @@ CGROUP2_MAGIC: Final = 0x63677270
 #: What this project cannot do without, see `cgroupfs.apply`.
 NEEDED_CONTROLLERS: Final = ("cpuset", "cpu")
 
+#: Which field of a line of /proc/self/mounts has the options.
+_OPTIONS_AT: Final = 3
+
 _UNIFIED: Final = (
     "boot with the unified hierarchy (kernel command line systemd.unified_cgroup_hierarchy=1 and "
     "no cgroup_no_v1)"
@@ -141,6 +144,24 @@ def check_usable(root: Path, needed: Iterable[str] = NEEDED_CONTROLLERS) -> None
             "container",
         )
     _check_writable(root)
+
+
+def counts_huge_pages(proc: Path) -> bool:
+    """Return whether huge pages count towards `memory.max` and all that is read of memory.
+
+    They do with memory_hugetlb_accounting, an option of all mounts of cgroup2 of a host, which
+    systemd sets from 259 on. `proc` is where procfs is; without it the answer is no.
+    """
+    try:
+        mounts = (proc / "self/mounts").read_text(errors="replace")
+    except OSError:
+        return False
+    fields = (line.split() for line in mounts.splitlines())
+    return any(
+        one[2] == "cgroup2" and "memory_hugetlb_accounting" in one[3].split(",")
+        for one in fields
+        if len(one) > _OPTIONS_AT
+    )
 
 
 def _check_writable(root: Path) -> None:

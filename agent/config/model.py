@@ -993,7 +993,7 @@ class Config(Section, frozen=True):
         values={
             NodeAllocatable.PODS: "kubepods, the cgroup of all pods: memory.max, cpu.weight, "
             "pids.max and hugetlb.*.max, .rsvd.max are the capacity less the reservations, memory "
-            "also less huge pages",
+            "also less huge pages unless these count as memory (memory_hugetlb_accounting)",
             NodeAllocatable.NONE: "nothing: kubepods has the whole capacity",
             **dict.fromkeys(list(NodeAllocatable)[2:], "changes nothing"),
         },

@@ -19,7 +19,9 @@ follows the CPU request, that of the cgroup of a QoS class the requests of its p
 limited where the pod or all of its containers state a limit; and huge pages are limited to what the
 pod requests, to 0 for every other size. A container's own limit is written where its runtime set
 none. The cgroup of all pods is limited to what is allocatable, of processes too
-(getNodeAllocatableInternalAbsolute: hard eviction thresholds are not taken off).
+(getNodeAllocatableInternalAbsolute: hard eviction thresholds are not taken off). Where huge pages
+count as memory (cgroup-v2.rst, memory_hugetlb_accounting), they are added to all that is written of
+memory: a process that touches a huge page beyond memory.max is neither killed nor runs on.
 
 Memory QoS (KEP-2570, "Mapping Rules"): what a Guaranteed pod requests is reserved by memory.min,
 what a Burstable one requests by memory.low, of pods, of their containers, and in sum of all
@@ -41,6 +43,7 @@ from msgspec.structs import replace
 from agent.managers.allocation import Isolation, Origin
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, PID, ContainerKind, QosClass
 from agent.pods.quantity import Quantity
+from agent.reconcile.target import huge_pages_of
 from cgroupfs.apply import HUGETLB, NEEDED
 from cgroupfs.names import Tier
 from cgroupfs.settings import (
@@ -69,7 +72,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
-    from agent.reconcile.target import PodClasses
+    from agent.reconcile.target import PodClasses, Requested
     from sysfs.mask import Mask
 
 #: cgroup v1's shares and what they become in v2: the kubelet still computes in shares
@@ -107,6 +110,9 @@ class EnforcedControllers(Struct, frozen=True, dict=True):
     #: Whether pods together are limited to what is allocatable (`enforceNodeAllocatable`), or to
     #: the node's capacity.
     limits_all_pods: bool = True
+    #: Whether huge pages count as memory (`cgroupfs.tree.counts_huge_pages`): limits and
+    #: reservations of memory are then those of both.
+    counts_huge_pages: bool = False
     #: How many processes the kernel allows, 0 where that is not known: they are not limited then.
     most_processes: int = 0
 
@@ -137,6 +143,15 @@ class EnforcedControllers(Struct, frozen=True, dict=True):
         """The files of one value that are read of a cgroup."""
         sizes = self.pages.values()
         return (*VALUE_FILES, *(row(size).file for size in sizes for row in _PAGE_ROWS))
+
+    def counted(self, amounts: Mapping[str, int]) -> int:
+        """Return the bytes of huge pages, among amounts by resource, that count as memory."""
+        return huge_pages_of(amounts) if self.counts_huge_pages else 0
+
+    def reserved_of(self, requested: Requested) -> int:
+        """Return the bytes that are reserved of what pods request together."""
+        pages = requested.huge_pages if self.counts_huge_pages else 0
+        return requested.memory + pages if self.reserves_memory else 0
 
     def only(self, values: Mapping[str, str]) -> Mapping[str, str]:
         """Return the values of files whose controllers are enforced."""
@@ -178,8 +193,9 @@ def pod_values(
         request = 0 if pod.qos is QosClass.BEST_EFFORT else pod.cpu.request_millis or 0
         unstated = dict.fromkeys(enforced.pages, 0)
         values |= {CPU_WEIGHT: str(cpu_weight(request))}
-        values |= _limits({**unstated, **pod.limits}, enforced)
-        values |= _reservation(pod, pod.requests.get(MEMORY, 0), enforced)
+        values |= _limits({**unstated, **pod.limits}, enforced, enforced.counted(pod.limits))
+        request = pod.requests.get(MEMORY, 0) + enforced.counted(pod.requests)
+        values |= _reservation(pod, request, enforced)
     return enforced.only(values)
 
 
@@ -211,12 +227,13 @@ def container_memory(
     if pod.origin is not Origin.DECIDED:
         return _NOTHING
     request = container.memory_request
-    values = _reservation(pod, request, enforced)
+    values = _reservation(pod, request + enforced.counted(container.limits), enforced)
     if enforced.throttling is not None:
         high = None
         if pod.qos is not QosClass.GUARANTEED:
             high = _throttled_from(request, container.limits.get(MEMORY, 0), enforced, allocatable)
-        values[MEMORY_HIGH] = NO_LIMIT if high is None else limit_text(high)
+        pages = enforced.counted(_usable_pages(pod, container, enforced))
+        values[MEMORY_HIGH] = NO_LIMIT if high is None else limit_text(high + pages)
     return enforced.only(values)
 
 
@@ -256,8 +273,7 @@ def class_values(
     values = {CPU_WEIGHT: str(cpu_weight(classes.of_tier(tier).millis))}
     file = {Tier.BURSTABLE: MEMORY_LOW, Tier.SHARED: MEMORY_MIN}.get(tier)
     if file is not None:
-        memory = classes.of_tier(tier).memory if enforced.reserves_memory else 0
-        values[file] = limit_text(memory)
+        values[file] = limit_text(enforced.reserved_of(classes.of_tier(tier)))
     return enforced.only(values)
 
 
@@ -270,8 +286,8 @@ def node_values(
     there, too, what Burstable pods request; that does not reach these, since no cgroup has more of
     memory.low than its parent (cgroup-v2.rst, memory.low), so that both are set.
     """
-    burstable = classes.burstable.memory if enforced.reserves_memory else 0
-    guaranteed = classes.all_guaranteed.memory if enforced.reserves_memory else 0
+    burstable = enforced.reserved_of(classes.burstable)
+    guaranteed = enforced.reserved_of(classes.all_guaranteed)
     values = {
         MEMORY_MIN: limit_text(guaranteed + burstable),
         MEMORY_LOW: limit_text(burstable),
@@ -281,7 +297,9 @@ def node_values(
     if enforced.most_processes:
         kept = enforced.reserved.get(PID, 0) if enforced.limits_all_pods else 0
         values[PIDS_MAX] = str(max(enforced.most_processes - kept, 0))
-    return enforced.only(values | _limits(amounts, enforced))
+    # The node's capacity of memory has the huge pages in it; what is allocatable has not.
+    pages = enforced.counted(amounts) if enforced.limits_all_pods else 0
+    return enforced.only(values | _limits(amounts, enforced, pages))
 
 
 def allocatable_amounts(
@@ -290,8 +308,7 @@ def allocatable_amounts(
     """Return what pods may use of the node's capacity; memory without that of huge pages."""
     left = {name: max(size - enforced.reserved.get(name, 0), 0) for name, size in capacity.items()}
     if MEMORY in left:
-        pages = sum(size for name, size in left.items() if name.startswith(HUGEPAGES_PREFIX))
-        left[MEMORY] = max(left[MEMORY] - pages, 0)
+        left[MEMORY] = max(left[MEMORY] - huge_pages_of(left), 0)
     return left
 
 
@@ -303,20 +320,37 @@ def container_defaults(
     They are those that the container states. It has no huge pages of a size that others of the pod
     have and it does not state; of a budget that the pod states for all, each may use any.
     """
-    unstated = {
-        name: 0
-        for name in enforced.pages
-        if name not in container.limits
-        and 0 < pod.limits.get(name, 0) <= sum(c.limits.get(name, 0) for c in pod.containers)
-    }
+    unstated = dict.fromkeys(_denied_pages(pod, container, enforced), 0)
     if not (container.limits or unstated):
         return _NOTHING
-    return enforced.only(_limits({**unstated, **container.limits}, enforced))
+    pages = enforced.counted(_usable_pages(pod, container, enforced))
+    return enforced.only(_limits({**unstated, **container.limits}, enforced, pages))
 
 
-def _limits(stated: Mapping[str, int], enforced: EnforcedControllers) -> dict[str, str]:
-    """Return the texts of limits in bytes, which are stated by memory type."""
-    limits = {MEMORY_MAX: limit_text(stated[MEMORY])} if MEMORY in stated else {}
+def _denied_pages(
+    pod: PodAllocation, container: ContainerAllocation, enforced: EnforcedControllers
+) -> Iterator[str]:
+    """Yield the sizes of huge pages of a pod of which a container is to have none."""
+    for name in enforced.pages.keys() - container.limits.keys():
+        if 0 < pod.limits.get(name, 0) <= sum(c.limits.get(name, 0) for c in pod.containers):
+            yield name
+
+
+def _usable_pages(
+    pod: PodAllocation, container: ContainerAllocation, enforced: EnforcedControllers
+) -> Mapping[str, int]:
+    """Return the limits that bind a container: its own, else the pod's."""
+    denied = frozenset(_denied_pages(pod, container, enforced))
+    of_pod = {name: size for name, size in pod.limits.items() if name not in denied}
+    return {**of_pod, **container.limits}
+
+
+def _limits(stated: Mapping[str, int], enforced: EnforcedControllers, pages: int) -> dict[str, str]:
+    """Return the texts of limits in bytes, which are stated by memory type.
+
+    `pages` are those of the huge pages that count as memory.
+    """
+    limits = {MEMORY_MAX: limit_text(stated[MEMORY] + pages)} if MEMORY in stated else {}
     for resource, size in enforced.pages.items():
         if resource in stated:
             text = limit_text(stated[resource], size)

@@ -40,7 +40,7 @@ from msgspec.structs import replace
 from agent.managers.allocation import NO_BINDINGS, Isolation
 from agent.managers.decision import ADMIT_AGAIN
 from agent.managers.ledger import Taken, differences
-from agent.pods.model import CPU, MEMORY, QosClass
+from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, QosClass
 from cgroupfs.names import Tier
 from sysfs.host import union_of
 from sysfs.mask import EMPTY
@@ -62,19 +62,26 @@ if TYPE_CHECKING:
 
 
 class Requested(Struct, frozen=True):
-    """What some pods request together: CPUs in millicores, memory in bytes."""
+    """What some pods request together: CPUs in millicores, memory and huge pages in bytes."""
 
     millis: int = 0
     memory: int = 0
+    huge_pages: int = 0
 
     def changed(self, new: Iterable[PodAllocation], gone: Iterable[PodAllocation]) -> Requested:
         """Return the sum with pods that came and without those that went."""
-        millis, memory = self.millis, self.memory
+        millis, memory, pages = self.millis, self.memory, self.huge_pages
         for sign, pods in ((1, new), (-1, gone)):
             for pod in pods:
                 millis += sign * (pod.cpu.request_millis or 0)
                 memory += sign * pod.requests.get(MEMORY, 0)
-        return Requested(millis, memory)
+                pages += sign * huge_pages_of(pod.requests)
+        return Requested(millis, memory, pages)
+
+
+def huge_pages_of(amounts: Mapping[str, int]) -> int:
+    """Return the bytes of huge pages of all sizes among amounts by resource."""
+    return sum(size for name, size in amounts.items() if name.startswith(HUGEPAGES_PREFIX))
 
 
 class PodClasses(Struct, frozen=True):

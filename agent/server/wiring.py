@@ -58,6 +58,7 @@ from agent.sources.manifests import ManifestDirectory, ManifestFormat
 from agent.state.history import HistoryBounds, HistoryStore
 from agent.state.store import Store
 from cgroupfs.names import Driver, Layout, Tier
+from cgroupfs.tree import counts_huge_pages
 from cgroupfs.writers import CgroupWriters, Fanotify
 from sysfs.discover import discover
 from sysfs.uevents import watch_hotplug
@@ -452,6 +453,7 @@ class Wiring:
             throttling=config.throttling_factor,
             reserved=reserved_amounts(config, self._configured.rules.machine),
             limits_all_pods=NodeAllocatable.PODS in config.enforce_node_allocatable,
+            counts_huge_pages=self._fakes.tree is None and counts_huge_pages(PROC),
             most_processes=0 if self._fakes.tree is not None else most_processes(PROC),
         )
 

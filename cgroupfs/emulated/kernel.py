@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from cgroupfs.tree import TreeLock
     from sysfs.mask import Mask
 
+_PAGE_SIZES: Final = (1 << 21, 1 << 30)
+_PAGE_LIMITS: Final = tuple(huge_pages(size).file for size in _PAGE_SIZES)
 _DEFAULT_CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
 
 
@@ -62,7 +64,8 @@ class _Lock:
 class EmulatedKernel:
     """A cgroup v2 hierarchy of a host with the CPUs `possible` and the memory nodes `memory`.
 
-    `online` are the CPUs that are up (default: all possible ones).
+    `online` are the CPUs that are up (default: all possible ones). With `counts_huge_pages` these
+    count as memory (the mount's option memory_hugetlb_accounting).
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class EmulatedKernel:
         *,
         online: Mask | None = None,
         controllers: Iterable[str] = _DEFAULT_CONTROLLERS,
+        counts_huge_pages: bool = False,
     ) -> None:
         offered = frozenset(controllers)
         self.controllers: tuple[str, ...] = tuple(name for name in CONTROLLERS if name in offered)
@@ -85,6 +89,7 @@ class EmulatedKernel:
         self._homes: dict[int, Group] = {}
         self._partitions: set[Group] = set()
         self._locked = False
+        self._counts_huge_pages = counts_huge_pages
         self._settle()
 
     def read(self, path: str, file: str) -> str:
@@ -187,6 +192,11 @@ class EmulatedKernel:
     def use(self, path: str, limit: str, size: int) -> None:
         """Have the processes of one cgroup use so many bytes of what a file limits."""
         self._group(path).used[limit] = size
+
+    def in_use(self, group: Group, limit: str) -> int:
+        """Return the bytes that count for a limit."""
+        pages = _PAGE_LIMITS if self._counts_huge_pages and limit == MEMORY_MAX else ()
+        return sum(group.in_use(each) for each in (limit, *pages))
 
     def allowed(self, pid: int) -> tuple[Mask, Mask]:
         """Return the CPUs and the memory nodes that a process may use."""
@@ -420,8 +430,7 @@ def _check_burst(burst: int, bandwidth: str) -> None:
 
 def _value_files() -> dict[str, File]:
     files: dict[str, File] = {}
-    sizes = (1 << 21, 1 << 30)
-    for row in (*VALUES, *map(huge_pages, sizes), *map(reserved_pages, sizes)):
+    for row in (*VALUES, *map(huge_pages, _PAGE_SIZES), *map(reserved_pages, _PAGE_SIZES)):
         show, store = partial(_show_value, row), partial(_store_value, row)
         files[row.file] = File(row.controller, show, store)
         if row.use:
@@ -437,8 +446,8 @@ def _show_value(row: ValueFile, _kernel: EmulatedKernel, group: Group) -> str:
     return group.values.get(row.file, row.unset) + "\n"
 
 
-def _show_use(row: ValueFile, _kernel: EmulatedKernel, group: Group) -> str:
-    return f"{group.in_use(row.file)}\n"
+def _show_use(row: ValueFile, kernel: EmulatedKernel, group: Group) -> str:
+    return f"{kernel.in_use(group, row.file)}\n"
 
 
 def _store_value(row: ValueFile, kernel: EmulatedKernel, group: Group, text: str) -> None:
@@ -447,7 +456,7 @@ def _store_value(row: ValueFile, kernel: EmulatedKernel, group: Group, text: str
         _check_burst(group.burst, taken)
     group.values[row.file] = taken
     # The limits of huge pages are charged before a page is used: nothing is killed for them.
-    if row.file == MEMORY_MAX and taken != NO_LIMIT and group.in_use(row.file) > int(taken):
+    if row.file == MEMORY_MAX and taken != NO_LIMIT and kernel.in_use(group, row.file) > int(taken):
         _kill(kernel, group, row.file)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.errors import CgroupRootError
-from cgroupfs.tree import KernelTree, check_root, check_usable
+from cgroupfs.tree import KernelTree, check_root, check_usable, counts_huge_pages
 
 
 @pytest.fixture
@@ -60,6 +60,24 @@ def test_a_root_that_cannot_be_written_says_who_could(
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(CgroupRootError, match="run as root"):
         check_usable(root)
+
+
+@pytest.mark.parametrize(
+    ("line", "counts"),
+    [
+        ("cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate,memory_hugetlb_accounting 0 0", True),
+        ("cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate,memory_recursiveprot 0 0", False),
+        ("tmpfs /memory_hugetlb_accounting tmpfs rw,memory_hugetlb_accounting 0 0", False),
+        ("", False),
+    ],
+)
+def test_whether_huge_pages_count_as_memory_is_an_option_of_the_mount(
+    tmp_path: Path, line: str, *, counts: bool
+) -> None:
+    assert not counts_huge_pages(tmp_path)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/mounts").write_text(f"proc /proc proc rw 0 0\n{line}\n")
+    assert counts_huge_pages(tmp_path) is counts
 
 
 def test_a_read_only_mount_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

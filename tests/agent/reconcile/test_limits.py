@@ -232,6 +232,46 @@ def test_kubepods_is_limited_and_reserves_what_its_pods_request() -> None:
     assert shown(tree, "kubepods/burstable", "memory.low") == {"memory.low": "0"}
 
 
+def test_huge_pages_that_count_as_memory_are_in_its_limits_and_reservations() -> None:
+    """Else a pod could never use both: its processes would wait for memory for good."""
+    tree = EmulatedKernel(ONLINE, Mask.parse("0-1"), counts_huge_pages=True)
+    counting = replace(PAGES, counts_huge_pages=True, reserves_memory=True, throttling=0.5)
+    kept = replace(counting, reserved={"memory": GIB})
+    both = {"memory": 2 * GIB, "hugepages-2Mi": GIB}
+    container = replace(with_limit("a"), limits=both, memory_request=GIB)
+    beside = with_limit("b", memory=GIB)
+    allocation = replace(limited(container, beside), limits={**both, "memory": 3 * GIB})
+    allocation = replace(allocation, requests={"memory": GIB, "hugepages-2Mi": GIB})
+    aim = replace(target(allocation), capacity={"memory": 8 * GIB, "hugepages-2Mi": 3 * GIB})
+    enforcer = directories(tree, kept)
+    enforcer.enforce(aim)
+    path = path_of(allocation)
+    for pid, name in enumerate("ab", 1):
+        run(tree, f"{path}/{name}", pid)
+    tree.use(f"{path}/a", "memory.max", 2 * GIB)
+    tree.use(f"{path}/a", "hugetlb.2MB.max", GIB)
+    assert enforcer.enforce(aim).ok
+    assert tree.read(path, "memory.current").strip() == str(3 * GIB)
+    files = ("memory.max", "memory.low", "memory.high")
+    found = {each: shown(tree, each, *files) for each in (path, f"{path}/a", f"{path}/b")}
+    sizes = {path: (4, 2, "max"), f"{path}/a": (3, 2, 2.5), f"{path}/b": (1, 0, 0.5)}
+    assert {
+        each: tuple(text if text == "max" else int(text) / GIB for text in texts.values())
+        for each, texts in found.items()
+    } == sizes
+    # What is allocatable is memory less huge pages, which count here, too.
+    assert shown(tree, "kubepods", *files[:2]) == {
+        "memory.max": str(7 * GIB),
+        "memory.low": str(2 * GIB),
+    }
+    whole = directories(tree, replace(kept, limits_all_pods=False))
+    assert whole.enforce(aim).ok
+    assert shown(tree, "kubepods", "memory.max") == {"memory.max": str(8 * GIB)}
+    any_pages = replace(allocation, limits={**allocation.limits, "hugepages-2Mi": 2 * GIB})
+    assert container_defaults(any_pages, beside, kept) == {"memory.max": str(3 * GIB)}
+    assert container_defaults(any_pages, beside, PAGES) == {"memory.max": str(GIB)}
+
+
 def test_a_container_gets_its_limit_where_its_runtime_set_none() -> None:
     tree = kernel()
     enforcer = directories(tree, PAGES)
