@@ -31,7 +31,7 @@ from cgroupfs.state import WriterRecord
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
     from agent.pods.model import Named
@@ -471,12 +471,45 @@ def _keep(kept: dict[str, _Value], key: str, value: _Value) -> None:
 KUBELET: Final = "kubelet"
 #: Programs that run a kubelet in their own process, and when they do not.
 _WITH_KUBELET: Final = {
+    "edgecore": "; none with modules.edged.enable: false",  # KubeEdge
     "k3s-agent": "",
     "k3s-server": "; none with --disable-agent",
     "kubelite": "",  # MicroK8s
+    "microshift": "",
 }
 #: The processes of kubelets, as the kernel names them.
 KUBELETS: Final = (KUBELET, *_WITH_KUBELET)
+
+
+#: What every kubelet serves, below its directory.
+_SERVED: Final = ("device-plugins/kubelet.sock", "pod-resources/kubelet.sock")
+#: The flags of a listening socket in /proc/net/unix (__SO_ACCEPTCON in linux/net.h), and its parts.
+_LISTENS: Final = "00010000"
+_PARTS: Final = 8
+
+
+def served_by_kubelet(root: Path, directory: Path, own: Collection[Path]) -> str:
+    """Return a socket on which a kubelet listens, whatever its program is called, "" for none.
+
+    `directory` is the kubelet's, below `root`; `own` are the sockets that the agent serves itself.
+    A path alone could be that of another mount namespace, so the socket has to be there.
+    """
+    served = {str(directory / name) for name in _SERVED} - set(map(str, own))
+    try:
+        table = (root / "proc/net/unix").read_text(errors="replace")
+        listening = {
+            one[-1]
+            for line in table.splitlines()
+            if len(one := line.split(maxsplit=_PARTS - 1)) == _PARTS and one[3] == _LISTENS
+        }
+        there = (path for path in sorted(served & listening) if _is_socket(root, path))
+        return next(there, "")
+    except OSError:
+        return ""
+
+
+def _is_socket(root: Path, path: str) -> bool:
+    return stat.S_ISSOCK((root / path.lstrip("/")).stat().st_mode)
 
 
 def running_kubelet(name: str, pid: int) -> str:

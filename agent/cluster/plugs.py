@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.files import trusted_users
-from agent.runtimes import KUBELETS, running_kubelet
+from agent.runtimes import KUBELETS, running_kubelet, served_by_kubelet
 from agent.server.errors import StartError, missing_extra
 from agent.server.lifecycle import Companion
 from agent.server.wiring import Beside, Plugs, manifest_directory
@@ -42,7 +42,7 @@ _REMEDY: Final = (
 def check_undeclared(config: Config, root: Path = ROOT) -> None:
     """Raise `StartError` if a kubelet runs that the configuration neither enables nor ignores.
 
-    Processes are those below `root`/proc.
+    Processes are those below `root`/proc; a kubelet in a program that is not known has sockets.
     """
     kubelet = config.agent.kubelet
     if kubelet.enabled or kubelet.ignored:
@@ -50,9 +50,15 @@ def check_undeclared(config: Config, root: Path = ROOT) -> None:
     for process in (root / "proc").glob("[0-9]*"):
         name = _kubelet_in(process)
         if name:
-            found = f"{running_kubelet(name, int(process.name))} and agent.kubelet.enabled is "
-            found += "false: two would give the same CPUs to different pods"
-            raise StartError("agent.kubelet", found, _REMEDY)
+            raise _undeclared(running_kubelet(name, int(process.name)))
+    socket = served_by_kubelet(root, kubelet.directory, config.agent.own_sockets)
+    if socket:
+        raise _undeclared(f"a kubelet listens on {socket}")
+
+
+def _undeclared(runs: str) -> StartError:
+    found = f"{runs} and agent.kubelet.enabled is false: two would give the same CPUs to "
+    return StartError("agent.kubelet", f"{found}different pods", _REMEDY)
 
 
 def _kubelet_in(process: Path) -> str:

@@ -830,6 +830,13 @@ class AgentConfig(Section, frozen=True):
         'such as /run/numawarden-pods; "" writes none. See docs/assigned.md.',
     )
 
+    @property
+    def own_sockets(self) -> frozenset[Path]:
+        """The sockets that the agent serves itself as a kubelet would."""
+        plugins = self.device_plugins
+        of_plugins = {plugins.directory / "kubelet.sock"} if plugins.enabled else set()
+        return frozenset(filter(None, (*of_plugins, self.pod_resources.socket)))
+
 
 _KUBELET_EVICTION: Final[Mapping[str, Threshold]] = MappingProxyType(
     {

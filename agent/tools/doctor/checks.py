@@ -64,7 +64,8 @@ def examine(config: Config, facts: GatheredFacts) -> Iterator[HostCheck]:
 def is_alone(config: Config, facts: GatheredFacts) -> bool:
     """Return whether the agent is to work without a kubelet."""
     kubelet = config.agent.kubelet
-    here = facts.kubelet.process is not None or facts.kubelet.config.text is not None
+    files = facts.kubelet
+    here = files.process is not None or files.config.text is not None or bool(files.socket)
     return not kubelet.enabled and (kubelet.ignored or not here)
 
 
@@ -89,17 +90,19 @@ def _mode_check(config: Config, kubelet: KubeletFiles) -> HostCheck:
         return HostCheck(check, Verdict.OK, "agent.kubelet.enabled is true")
     found = "agent.kubelet.enabled is false"
     change = "write `agent: {kubelet: {enabled: true}}` in the agent's configuration"
-    if kubelet.process is None:
+    process, runs = kubelet.process, f"a kubelet listens on {kubelet.socket}"
+    if process is None and not kubelet.socket:
         if kubelet.config.text is None:
             alone = f"{found} and no kubelet is here: the agent alone manages pods"
             return HostCheck(check, Verdict.OK, alone)
         return HostCheck(check, Verdict.WARNING, found, change)
-    runs = running_kubelet(kubelet.process.name, kubelet.process.pid)
+    if process is not None:
+        runs = running_kubelet(process.name, process.pid)
     if config.agent.kubelet.ignored:
         found = f"{runs} and agent.kubelet.ignored is true"
         change = "reserve there all CPUs but the agent's (reservedSystemCPUs), and here its own"
         return HostCheck(check, Verdict.WARNING, found, change)
-    if kubelet.process.name != KUBELET:
+    if process is None or process.name != KUBELET:
         change += ", or `ignored: true` where it has none"
     found += f" and {runs}: it removes cgroups of pods that it does not know"
     return HostCheck(check, Verdict.ERROR, found, change)
@@ -117,7 +120,8 @@ def _reported(facts: GatheredFacts) -> ReportedVersion | None:
 def _directory_check(kubelet: KubeletFiles) -> HostCheck:
     check = "kubelet directory"
     if kubelet.process is None:
-        found = f"{kubelet.directory} (agent.kubelet.directory); no kubelet runs"
+        runs = "the kubelet's process is not known" if kubelet.socket else "no kubelet runs"
+        found = f"{kubelet.directory} (agent.kubelet.directory); {runs}"
         return HostCheck(check, Verdict.OK, found)
     named = flag_of(kubelet.process.arguments, "root-dir")
     if named is None or named.rstrip("/") == kubelet.directory:

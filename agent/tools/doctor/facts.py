@@ -56,7 +56,7 @@ class KubeletFiles(Struct, frozen=True):
 
     `environment` are files of its unit that hold flags. They are read where no kubelet runs, for
     then its arguments are known from nowhere else. `drop_ins` are in the order of their names, the
-    last of them counts.
+    last of them counts. `socket` is one that is served though no process is known as a kubelet's.
     """
 
     directory: str
@@ -69,6 +69,7 @@ class KubeletFiles(Struct, frozen=True):
     process: HostProcess | None = None
     drop_ins: tuple[HostFile, ...] = ()
     environment: tuple[HostFile, ...] = ()
+    socket: str = ""
 
 
 class CgroupControllers(Struct, frozen=True):

@@ -23,7 +23,7 @@ from agent.cluster.kubelet.pods_api import PodsApi
 from agent.cluster.kubelet.pods_endpoint import EndpointAccess, PodsEndpoint
 from agent.files import take, trusted_users
 from agent.rpc import CallError, Client, Messages
-from agent.runtimes import KUBELET, KUBELETS
+from agent.runtimes import KUBELET, KUBELETS, served_by_kubelet
 from agent.tools.doctor.checks import CPU_MANAGERS, PLUGIN_DIRECTORY
 from agent.tools.doctor.facts import (
     AskedWay,
@@ -87,7 +87,9 @@ def _kubelet(config: Config, root: Path, process: HostProcess | None) -> Kubelet
     default = str(directory / "config.yaml")
     drop_ins = flag_of(arguments, "config-dir")
     environment: tuple[HostFile, ...] = ()
+    socket = ""
     if process is None:
+        socket = served_by_kubelet(root, directory, config.agent.own_sockets)
         files = (*_ENVIRONMENT, directory / "kubeadm-flags.env")
         environment = tuple(read_file(root, file) for file in files)
     return KubeletFiles(
@@ -103,6 +105,7 @@ def _kubelet(config: Config, root: Path, process: HostProcess | None) -> Kubelet
         process=process,
         drop_ins=read_files(root, f"{drop_ins}/*.conf") if drop_ins else (),
         environment=environment,
+        socket=socket,
     )
 
 

@@ -47,6 +47,8 @@ def test_a_kubelet_that_is_not_named_keeps_the_agent_from_starting(tmp_path: Pat
         ("k3s-agent", "in k3s-agent (process 4711) and"),
         ("k3s-server", "in k3s-server (process 4711; none with --disable-agent) and"),
         ("kubelite", "in kubelite (process 4711) and"),
+        ("microshift", "in microshift (process 4711) and"),
+        ("edgecore", "in edgecore (process 4711; none with modules.edged.enable: false) and"),
     ],
 )
 def test_a_kubelet_inside_another_program_keeps_the_agent_from_starting(
@@ -58,6 +60,25 @@ def test_a_kubelet_inside_another_program_keeps_the_agent_from_starting(
     with pytest.raises(StartError, match=re.escape(f"a kubelet runs {runs}")):
         check_undeclared(config(), host.root)
     check_undeclared(config("ignored: true"), host.root)
+
+
+@pytest.mark.parametrize("socket", ["device-plugins", "pod-resources"])
+def test_a_kubelet_in_a_program_that_is_not_known_is_found_by_its_sockets(
+    tmp_path: Path, socket: str
+) -> None:
+    host, path = FakeHost(tmp_path), f"/var/lib/kubelet/{socket}/kubelet.sock"
+    host.stop_kubelet()
+    line = f"0000000000000000: 00000002 00000000 {{}} 0001 01 22763 {path}\n"
+    host.write("/proc/net/unix", f"Num RefCount\n{line.format('00010000')}")
+    check_undeclared(config(), host.root)  # of another mount namespace: it is not there
+    host.socket(path)
+    with pytest.raises(StartError, match=f"a kubelet listens on {path} and agent.kubelet.enabled"):
+        check_undeclared(config(), host.root)
+    check_undeclared(config("ignored: true"), host.root)
+    own = f"agent: {{devicePlugins: {{enabled: true}}, podResources: {{socket: {path}}}}}"
+    check_undeclared(load_config(own.encode(), "config.yaml"), host.root)
+    host.write("/proc/net/unix", line.format("00000000"))
+    check_undeclared(config(), host.root)
 
 
 @pytest.mark.parametrize("settings", ["enabled: true", "ignored: true"])
