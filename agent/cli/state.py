@@ -49,6 +49,14 @@ if TYPE_CHECKING:
 _BY_NUMBER: Final = {version.removeprefix("v"): version for version in RELEASES}
 
 
+class _Number(click.Choice[str]):
+    """One of the numbers of versions, with or without the v before it."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the number; see `click.ParamType.convert`."""
+        return super().convert(value.removeprefix("v"), param, ctx)
+
+
 @click.group(cls=CommandGroup)
 def state() -> None:
     """Import the kubelet's state files, or write them.
@@ -117,7 +125,7 @@ def import_(
 @click.option(
     "--for",
     "release",
-    type=click.Choice(list(_BY_NUMBER)),
+    type=_Number(list(_BY_NUMBER)),
     help="Write the formats of this kubelet; later ones read them as well [default: those of the "
     f"files that are there, else {next(iter(_BY_NUMBER))}].",
 )

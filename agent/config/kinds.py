@@ -180,18 +180,42 @@ def one_of_any_case(
     return text_kind(f"one of {', '.join(choices)} in any letter case", schema, parse)
 
 
-def any_of(choices: type[Choice]) -> Kind[Choice | None]:
-    """Return the kind of one of the values of an enumeration; None where the text is empty."""
-    names = list(map(str, choices))
+def version_of(choices: Iterable[Choice]) -> Kind[Choice]:
+    """Return the kind of one of these versions, which are named `v1.37`; 1.37 is the same."""
+    by_name = {str(choice): choice for choice in choices}
+    names = ", ".join(by_name)
+
+    def parse(text: str) -> Choice:
+        choice = by_name.get(f"v{text.removeprefix('v')}")
+        if choice is None:
+            raise ValueError(f"{shown(text)} is not one of {names}")
+        return choice
+
+    return text_kind(f"one of {names}", _version_schema(by_name), parse, amount=True)
+
+
+def any_version_of(choices: Iterable[Choice]) -> Kind[Choice | None]:
+    """Return the kind of `version_of`, of which an empty text is None."""
+    by_name = {str(choice): choice for choice in choices}
+    names = f'{", ".join(by_name)}, or ""'
 
     def parse(text: str) -> Choice | None:
-        if text and text not in names:
-            raise ValueError(f'{shown(text)} is not one of {", ".join(names)}, or ""')
-        return choices(text) if text else None
+        choice = by_name.get(f"v{text.removeprefix('v')}")
+        if text and choice is None:
+            raise ValueError(f"{shown(text)} is not one of {names}")
+        return choice
 
-    pattern = f"^({'|'.join(map(re.escape, names))})?$"
-    schema = {"type": "string", "pattern": pattern, "examples": names}
-    return text_kind(f'one of {", ".join(names)}, or ""', schema, parse)
+    schema = _version_schema(by_name, optional="?")
+    return text_kind(f"one of {names}", schema, parse, amount=True)
+
+
+def _version_schema(names: Iterable[str], optional: str = "") -> Schema:
+    numbers = "|".join(re.escape(name.removeprefix("v")) for name in names)
+    return {
+        "type": ["string", "number"],
+        "pattern": f"^(v?({numbers})){optional}$",
+        "examples": list(names),
+    }
 
 
 def _cpus(text: str) -> Mask | None:

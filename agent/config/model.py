@@ -46,7 +46,7 @@ from agent.config.kinds import (
     USER_GROUP,
     MemoryReservation,
     Threshold,
-    any_of,
+    any_version_of,
     byte_size,
     gate_switches,
     marker,
@@ -55,6 +55,7 @@ from agent.config.kinds import (
     option_texts,
     period,
     some_of,
+    version_of,
     whole_number,
 )
 from agent.managers.policy import (
@@ -557,7 +558,7 @@ class PodResourcesConfig(Section, frozen=True):
     )
     version: KubernetesVersion = key(
         OLDEST,
-        one_of(POD_RESOURCES),
+        version_of(POD_RESOURCES),
         "As which kubelet's the answers are.",
         values={
             version: "the pod lists the budget, the container only what is its own"
@@ -1034,7 +1035,7 @@ class Config(Section, frozen=True):
     )
     kubernetes_version: KubernetesVersion | None = key(
         None,
-        any_of(KubernetesVersion),
+        any_version_of(KubernetesVersion),
         "The version of Kubernetes whose rules hold where those of versions differ "
         f'(docs/differences.md). With "" it is {NEWEST}, and beside a kubelet the kubelet\'s own '
         "(`kubelet --version`), also after an upgrade; until the kubelet says one, that of the "

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from agent.config.load import load_config
 from agent.config.model import (
     CPU_OPTIONS,
     GATES,
@@ -234,3 +235,11 @@ def test_memory_qos_has_the_defaults_of_the_version(
         memory_throttling_factor=stated,
     )
     assert config.throttling_factor == factor
+
+
+@pytest.mark.parametrize("version", ["v1.37", "1.37", '"1.37"'])
+def test_a_version_is_taken_with_and_without_its_v(version: str) -> None:
+    text = f"kubernetesVersion: {version}\nagent: {{podResources: {{version: {version}}}}}\n"
+    config = load_config(text, "test")
+    assert config.kubernetes_version is config.agent.pod_resources.version
+    assert config.kubernetes_version is KubernetesVersion.V1_37
