@@ -9,7 +9,12 @@ from msgspec import to_builtins
 
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy
-from agent.tools.kubelet_state.cpu import CPU_FORMAT, CpuStateDocument
+from agent.tools.kubelet_state.cpu import (
+    CPU_FORMAT,
+    CpuStateDocument,
+    cpu_problems,
+    with_lost_cpus,
+)
 from agent.tools.kubelet_state.exporting import kubelet_state
 from agent.tools.kubelet_state.files import KubeletState, encode_files
 from agent.tools.kubelet_state.format import KubeletStateError
@@ -43,7 +48,8 @@ def run_case(case: Case) -> Outcome:
         reason = _is_of_1_17(case) or _kubelet_accepts_wrongly(case)
         return _right_if(reason, f"rejected: {error}")
     if rejected:
-        return _right_if(_loads_without_gate(case, state), f"taken over, expected {rejected}")
+        reason = _loads_without_gate(case, state) or _has_lost_cpus(rules, state, rejected)
+        return _right_if(reason, f"taken over, expected {rejected}")
     ours = kubelet_state(rules, taken.ledger)
     if _inert_budget_left_out(case, ours):
         return Outcome.right_instead()
@@ -97,6 +103,14 @@ def _loads_without_gate(case: Case, state: KubeletState) -> bool:
         return False
     with_gate: dict[str, bytes] = encode_files(state, pod_level=True)
     return any(case.get(name) == data.decode() for name, data in with_gate.items())
+
+
+def _has_lost_cpus(rules: EffectivePolicy, state: KubeletState, rejected: list[str]) -> bool:
+    """Return whether the kubelet minds CPUs that nobody has, and nothing else."""
+    if state.cpu is None or not all("available CPUs" in error for error in rejected):
+        return False
+    found, lost = with_lost_cpus(rules, state.cpu)
+    return bool(lost) and not cpu_problems(rules, found)
 
 
 def _inert_budget_left_out(case: Case, ours: KubeletState) -> bool:

@@ -25,7 +25,7 @@ KEPT: Final = {
     "admit_named": (361, 339),
     "lifecycle": (19, 21),
     "checkpoint": (95, 5),
-    "restore": (138, 10),
+    "restore": (136, 12),
     "fresh": (1, 12),
 }
 

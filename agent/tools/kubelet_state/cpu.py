@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent.tools.kubelet_state.format import (
     DAMAGED,
@@ -157,6 +158,19 @@ def cpu_problems(rules: EffectivePolicy, state: CpuState) -> tuple[str, ...]:
     )
 
 
+def with_lost_cpus(rules: EffectivePolicy, state: CpuState) -> tuple[CpuState, tuple[str, ...]]:
+    """Return a state in which CPUs that nobody has are shared, and notes that say so.
+
+    A kubelet loses CPUs where a container ends while it starts (kubernetes/kubernetes#136604). No
+    pod is known to run there, so they can only be in the shared pool.
+    """
+    lost = EMPTY if is_fresh(state) or not rules.static_cpus else _lost(rules, state)
+    if not lost:
+        return state, ()
+    note = f"CPUs {lost} were neither shared nor allocated to a pod; they are shared now"
+    return replace(state, default=state.default | lost), (note,)
+
+
 def wrong_policy(found: str, key: str, configured: str) -> str:
     """Return the message for a state of another policy than the configured one."""
     return (
@@ -220,15 +234,24 @@ def _in_shared_pool(state: CpuState) -> Iterator[str]:
             yield f"the budget of pod {uid} contains CPUs {both} of the shared pool"
 
 
+def _lost(rules: EffectivePolicy, state: CpuState) -> Mask:
+    return rules.machine.cpus.all - _named(state) - rules.policy.cpu.reserved
+
+
+def _named(state: CpuState) -> Mask:
+    found = state.default
+    for uid in {*state.containers, *state.pods}:
+        found |= _allocated(state, uid)
+    return found
+
+
 def _coverage(rules: EffectivePolicy, state: CpuState) -> Iterator[str]:
     """Compare all CPUs of the state with the allocatable CPUs of the host."""
     expected = rules.machine.cpus.all
     if rules.policy.cpu.options.strict_cpu_reservation:
         expected -= rules.policy.cpu.reserved
-    found = state.default
-    for uid in {*state.containers, *state.pods}:
-        found |= _allocated(state, uid)
-    if lost := expected - found - rules.policy.cpu.reserved:
+    found = _named(state)
+    if lost := _lost(rules, state):
         yield f"CPUs {lost} are online but neither shared nor allocated to a pod"
     if unknown := found - rules.machine.cpus.all:
         yield f"CPUs {unknown} are in the state but not online; bring them online first"

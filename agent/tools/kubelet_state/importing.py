@@ -32,9 +32,21 @@ from agent.pods.model import (
     label_fault,
     uid_fault,
 )
-from agent.tools.kubelet_state.cpu import CPU_FILE, CpuState, cpu_problems, inert_budgets
+from agent.tools.kubelet_state.cpu import (
+    CPU_FILE,
+    CpuState,
+    cpu_problems,
+    inert_budgets,
+    with_lost_cpus,
+)
 from agent.tools.kubelet_state.format import UnfitStateError
-from agent.tools.kubelet_state.memory import MEMORY_FILE, MemoryState, is_fresh, memory_problems
+from agent.tools.kubelet_state.memory import (
+    MEMORY_FILE,
+    MemoryState,
+    is_fresh,
+    memory_problems,
+    with_memory_of_now,
+)
 from agent.yaml import Mistake, Plain, UnreadableError, plain, read_document, shown
 
 if TYPE_CHECKING:
@@ -60,6 +72,8 @@ def take_over(
 ) -> Imported:
     """Return the ledger of a kubelet's state; `pods` by uid complete what they describe.
 
+    Lost CPUs and memory that differs from the last boot's keep a kubelet from starting, not this.
+
     Raises `UnfitStateError` with every reason why the state cannot be taken over.
     """
     cpu = state.cpu or CpuState(str(rules.policy.cpu.policy))
@@ -67,6 +81,8 @@ def take_over(
     # First, because the following messages contain names of pods and containers.
     if misnamed := list(_misnamed(cpu, memory)):
         raise UnfitStateError(_NOT_TAKEN_OVER, misnamed)
+    cpu, lost = with_lost_cpus(rules, cpu)
+    memory, drifted = with_memory_of_now(rules, memory)
     reasons = [
         *(f"{CPU_FILE}: {why}" for why in cpu_problems(rules, cpu)),
         *(f"{MEMORY_FILE}: {why}" for why in memory_problems(rules, memory)),
@@ -79,7 +95,12 @@ def take_over(
     ledger = restored(rules, Ledger.of(completed.values(), {}))
     return Imported(
         ledger.with_part(MEMORY, _charge(rules, memory)),
-        (*_notes(rules, state, completed, pods), *_device_notes(rules, completed, pods)),
+        (
+            *(f"{CPU_FILE}: {note}" for note in lost),
+            *(f"{MEMORY_FILE}: {note}" for note in drifted),
+            *_notes(rules, state, completed, pods),
+            *_device_notes(rules, completed, pods),
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent.managers.allocation import MemoryBlock
 from agent.pods.model import MEMORY
@@ -258,6 +259,41 @@ def memory_problems(rules: EffectivePolicy, state: MemoryState) -> tuple[str, ..
     if unknown or state.nodes.keys() != set(rules.memory.nodes):
         return differences
     return (*differences, *_charge_differences(state))
+
+
+def with_memory_of_now(
+    rules: EffectivePolicy, state: MemoryState
+) -> tuple[MemoryState, tuple[str, ...]]:
+    """Return a state with the amounts of memory that this host has now, and notes of the others.
+
+    What the kernel leaves of a node's memory differs from boot to boot by some MiB, and a kubelet
+    does not start then (kubernetes/kubernetes#131253). What is charged stays, and so does a table
+    that contradicts itself, and everything of huge pages.
+    """
+    facts, notes = rules.memory, []
+    nodes = dict(state.nodes)
+    for number in sorted(nodes.keys() & set(facts.nodes)) if rules.static_memory else ():
+        node, total = nodes[number], facts.total[number].get(MEMORY)
+        table = node.tables.get(MEMORY)
+        if table is None or total is None or table.total == total or not _adds_up(node.tables):
+            continue
+        allocatable = (table.allocatable + total - table.total) % _UINT64
+        free = (allocatable - table.reserved) % _UINT64
+        now = replace(table, total=total, allocatable=allocatable, free=free)
+        nodes[number] = replace(node, tables={**node.tables, MEMORY: now})
+        notes.append(
+            f"node {number} has {total} bytes of memory; it had {table.total} when the kubelet "
+            "wrote its state"
+        )
+    return replace(state, nodes=nodes), tuple(notes)
+
+
+def _adds_up(tables: Mapping[str, MemoryTable]) -> bool:
+    reserved = {name: table.systemReserved for name, table in tables.items()}
+    own = allocatable_bytes({name: table.total for name, table in tables.items()}, reserved)
+    table = tables[MEMORY]
+    free = (table.allocatable - table.reserved) % _UINT64
+    return (table.allocatable, table.free) == (own[MEMORY], free)
 
 
 def is_fresh(state: MemoryState) -> bool:

@@ -4,6 +4,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
 from agent.managers.allocation import Isolation, Origin
@@ -11,14 +12,15 @@ from agent.managers.cpu.manager import exclusive_cpus, shared_pool
 from agent.managers.decision import Reason
 from agent.managers.policy import NodeFit
 from agent.pods.model import ContainerKind, ManifestError, QosClass, spec_digest
+from agent.tools.kubelet_state.exporting import kubelet_state
 from agent.tools.kubelet_state.files import KubeletState
 from agent.tools.kubelet_state.format import UnfitStateError
 from agent.tools.kubelet_state.importing import read_pods, take_over
 from agent.tools.kubelet_state.memory import MemoryState
 from sysfs.mask import Mask
-from tests.agent.managers.hosts import make_rules
+from tests.agent.managers.hosts import CONTAINER, GIB, make_rules
 from tests.agent.pods.pods import app, guaranteed, pod, resources, sidecar
-from tests.agent.tools.kubelet_state.machines import RULES, cpu_state, files
+from tests.agent.tools.kubelet_state.machines import RULES, admitted, cpu_state, files
 from tests.conformance.invariants import broken_invariants
 
 if TYPE_CHECKING:
@@ -115,7 +117,7 @@ def test_manifests_that_do_not_fit_are_rejected_by_name() -> None:
 
 
 def test_all_reasons_are_reported_at_once_with_their_files() -> None:
-    broken = KubeletState(cpu_state("0-14", {"u": {"a": "5"}}), MemoryState("Static"))
+    broken = KubeletState(cpu_state("1-15", {"u": {"a": "5"}}), MemoryState("Static"))
     with pytest.raises(UnfitStateError) as caught:
         take_over(RULES, broken)
     assert [reason.split(":")[0] for reason in caught.value.reasons] == [
@@ -132,6 +134,42 @@ def test_a_budget_without_containers_binds_its_cpus_only_while_they_are_not_shar
     inert = take_over(RULES, files("0-15", {}, {"u": "1-4"}))
     assert inert.ledger == RULES.empty_ledger()
     assert any("pod u is left out" in note for note in inert.notes)
+
+
+def test_lost_cpus_are_shared_and_memory_of_another_boot_is_this_boots() -> None:
+    """A kubelet would not start with them."""
+    rules = make_rules(scope=CONTAINER)
+    ledger = admitted(rules, TWO)
+    found = kubelet_state(rules, ledger)
+    assert found.cpu is not None
+    assert found.memory is not None
+    nodes = dict(found.memory.nodes)
+    for node, drift in ((0, -40 << 20), (1, 40 << 20)):
+        table = nodes[node].tables["memory"]
+        table = replace(
+            table,
+            total=table.total + drift,
+            allocatable=table.allocatable + drift,
+            free=table.free + drift,
+        )
+        nodes[node] = replace(nodes[node], tables={**nodes[node].tables, "memory": table})
+    lost = Mask.parse("7,15")
+    moved = KubeletState(
+        replace(found.cpu, default=found.cpu.default - lost), replace(found.memory, nodes=nodes)
+    )
+    imported = take_over(rules, moved)
+    assert imported.ledger == take_over(rules, found).ledger
+    assert lost <= shared_pool(rules, imported.ledger)
+    first, *others = (note.partition(" bytes ")[0] for note in imported.notes[:3])
+    assert first.startswith(f"cpu_manager_state: CPUs {lost} were neither shared nor allocated")
+    assert others == [
+        f"memory_manager_state: node 0 has {16 * GIB}",
+        f"memory_manager_state: node 1 has {16 * GIB}",
+    ]
+    table = nodes[0].tables["memory"]
+    nodes[0] = replace(nodes[0], tables={"memory": replace(table, free=table.free + 1)})
+    with pytest.raises(UnfitStateError, match="node 0: total of memory is"):
+        take_over(rules, replace(moved, memory=replace(found.memory, nodes=nodes)))
 
 
 GPU = "example.com/gpu"
