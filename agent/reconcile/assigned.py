@@ -134,7 +134,10 @@ class AssignedFiles:
         self._tried(key, f"{directory} cannot be written", write)
 
     def _remove_others(self, uids: Container[str]) -> None:
-        """Remove the files of pods without an allocation; what is not ours stays."""
+        """Remove the files of pods without an allocation; what is not ours stays.
+
+        What could not be removed before is tried again: another's file may have gone since.
+        """
         directory = self._directory
         found: list[str] = []
 
@@ -143,8 +146,9 @@ class AssignedFiles:
                 found.extend(each.name for each in directory.iterdir())
 
         self._tried(("", ""), f"{directory} cannot be used", look)
-        for uid in found:
-            if uid not in uids and _is_ours(directory / uid):
+        failed = {uid for uid, container in self._conditions if uid and not container}
+        for uid in failed.union(found):
+            if uid not in uids and (uid in failed or _is_ours(directory / uid)):
                 self._remove(uid)
 
     def _remove(self, uid: str) -> None:

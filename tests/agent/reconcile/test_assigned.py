@@ -134,6 +134,23 @@ def test_files_go_with_their_pod_also_of_a_run_before_and_no_others(
     assert files.conditions == ()
 
 
+@pytest.mark.parametrize("left", ["main/core.1", "notes"])
+def test_a_directory_in_which_a_container_left_a_file_is_removed_when_that_is_gone(
+    files: AssignedFiles, root: Path, left: str
+) -> None:
+    files.after({UID: pod("2-3")}, ALL)
+    (root / UID / left).write_text("")
+    files.before({})
+    for _ in range(2):
+        files.after({}, ALL)
+        (condition,) = files.conditions
+        assert condition.startswith(f"assigned files: {root}/{UID} cannot be removed: ")
+        assert (root / UID / left).exists()
+    (root / UID / left).unlink()
+    files.after({}, ALL)
+    assert (files.conditions, list(root.iterdir())) == ((), [])
+
+
 def test_a_link_is_not_followed_but_reported_until_it_is_gone(
     files: AssignedFiles, root: Path, tmp_path: Path
 ) -> None:
