@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import contextmanager, suppress
@@ -30,6 +31,7 @@ from agent.cli.errors import CommandError, ExitCode, WrongFileError, reader_is_g
 from agent.cli.options import DEFAULT_SOCKET, TIMEOUT, Output
 from agent.files import LARGEST, read_bounded, take
 from agent.pods.model import full_name
+from agent.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -141,7 +143,12 @@ def cordon_line(cordon: CordonDocument) -> str:
 def warn(warnings: Iterable[str]) -> None:
     """Print each warning on a separate line."""
     for line in warnings:
-        click.echo(f"numawarden: warning: {line}", err=True)
+        say(f"numawarden: warning: {line}", err=True)
+
+
+def say(line: str, *, err: bool = False) -> None:
+    """Print a line, on standard error with `err`; what others chose in it cannot begin another."""
+    click.echo(printable(line), err=err)
 
 
 def print_answer(
@@ -164,7 +171,15 @@ def print_encoded(text: bytes, output: Output) -> None:
     if output is Output.YAML:
         click.echo(yaml_of(msgspec.json.decode(text)), nl=False)
     else:
-        click.echo(msgspec.json.format(text, indent=2))
+        click.echo(in_a_terminal(msgspec.json.format(text, indent=2)))
+
+
+def in_a_terminal(text: bytes) -> bytes:
+    r"""Return a JSON text in which control characters above U+007E are as `\u009b`, too."""
+    if text.isascii():
+        return text
+    kept = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text.decode())
+    return "".join(kept).encode()
 
 
 #: More characters than any line has; libyaml takes no number above 2^31.
@@ -192,7 +207,7 @@ _ANYWHERE: Final = ("NOT ENFORCED", "NOT-ENFORCED", "NOT EXCLUSIVE", "NOT-EXCLUS
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines of text; on a terminal, what needs attention is red."""
     coloured = has_colours()
-    for line in lines:
+    for line in map(printable, lines):
         click.echo(_coloured(line) if coloured else line)
 
 

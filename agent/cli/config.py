@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace
 
-from agent.cli.common import warn
+from agent.cli.common import say, warn
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import CONFIG_FILE, EXISTING_DIRECTORY, EXISTING_FILE, settings_option
 from agent.cli.suggestions import CommandGroup
@@ -105,12 +105,12 @@ def check(
     click.echo(f"{file}: no mistakes")
     click.echo(f"  host              {_host(machine, root)}")
     for withheld in machine.withheld:
-        click.echo(f"  withheld          {withheld}")
+        say(f"  withheld          {withheld}")
     for line in _summary(loaded, policy):
-        click.echo(line)
+        say(line)
     rules = EffectivePolicy(machine, policy, MANAGERS)
     for line in (*_allocatable(rules), *_by_node(policy, machine)):
-        click.echo(line)
+        say(line)
     notes = (
         notes_on(loaded),
         resctrl,
@@ -118,12 +118,12 @@ def check(
         nothing_allocatable(rules),
     )
     for note in chain.from_iterable(notes):
-        click.echo(f"  note: {note}")
+        say(f"  note: {note}")
     valid = True
     if against_state or directory is not None:
         lines, valid = _against(directory or loaded.agent.state_directory, host, rules)
         for line in lines:
-            click.echo(line)
+            say(line)
     return ExitCode.OK if valid else ExitCode.REJECTED
 
 
@@ -203,7 +203,7 @@ def import_config(file: Path, target: Path | None) -> None:
         raise CommandError(message, ExitCode.BAD_INPUT) from error
     click.echo(f"{target}: {len(imported.taken)} keys taken, {len(imported.left)} not")
     for line in left_lines(imported.left):
-        click.echo(line)
+        say(line)
 
 
 def _against(directory: Path, host: Host, rules: EffectivePolicy) -> tuple[list[str], bool]:

@@ -10,9 +10,10 @@ import click
 from agent.api.documents import DoctorDocument, HostCheckDocument
 from agent.cli.common import print_answer
 from agent.cli.could_start import obstacles
-from agent.cli.errors import CommandError, ExitCode, printable
+from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import CONFIG_FILE, Output, host_option, output_option, settings_option
 from agent.config.load import INSTALL_GRPC, load_config, load_config_file
+from agent.text import printable
 from agent.tools.doctor.checks import examine, is_alone
 from agent.tools.doctor.facts import HostCheck, Verdict
 from agent.tools.doctor.gathering import gather

@@ -11,6 +11,8 @@ from enum import IntEnum
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TYPE_CHECKING, Final, Self
 
+from agent.text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -101,11 +103,6 @@ def text_of(error: BaseException) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 pod`, `2 pods`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def printable(line: str) -> str:
-    """Return a line with control characters of its names escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 class StandardOutput(FileIO):

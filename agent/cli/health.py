@@ -12,9 +12,11 @@ from agent.cli.common import (
     agent_at,
     agent_ended,
     cordon_line,
+    in_a_terminal,
     moment,
     print_answer,
     print_document,
+    say,
     typed_name,
     until_unread,
 )
@@ -153,9 +155,9 @@ def watch(output: Output, socket_path: str) -> None:
             if output is Output.YAML:
                 click.echo("---")
             if output is Output.TEXT:
-                click.echo(_line(event))
+                say(_line(event))
             elif output is Output.JSON:
-                click.echo(encode(event))
+                click.echo(in_a_terminal(encode(event)))
             else:
                 print_document(event, output)
     agent_ended()

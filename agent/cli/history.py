@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from agent.cli.common import agent_at, complete_pods, moment, print_answer
-from agent.cli.errors import printable
 from agent.cli.options import Output, output_option, socket_option
 from agent.cli.pod_text import given_lines
 from agent.config.kinds import seconds_of
@@ -68,7 +67,7 @@ def history(pod: str, since: float | None, limit: int, output: Output, socket_pa
 def history_lines(history: HistoryDocument) -> Iterator[str]:
     """Yield the lines of a history."""
     for entry in history.entries:
-        yield from map(printable, _entry_lines(entry))
+        yield from _entry_lines(entry)
     if not history.entries:
         yield "nothing of that kind is in the history"
     if history.more:

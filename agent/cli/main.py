@@ -11,6 +11,7 @@ import click
 from agent import __version__
 from agent.cli.errors import ExitCode, exit_code_of, lines_of, open_standard_output
 from agent.cli.suggestions import CommandGroup, unknown_option
+from agent.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -141,7 +142,7 @@ def run_command(arguments: list[str]) -> int:
         error.show()
         return ExitCode.USAGE
     except click.ClickException as error:
-        click.echo(f"numawarden: error: {_usage_text(error)}", err=True)
+        click.echo(printable(f"numawarden: error: {_usage_text(error)}"), err=True)
         return ExitCode.USAGE
     except (click.Abort, KeyboardInterrupt):
         return ExitCode.INTERRUPTED

@@ -33,6 +33,7 @@ from agent.cli.common import (
     print_answer,
     print_lines,
     read_manifest,
+    say,
     typed_name,
     unknown_pod,
     warn,
@@ -43,7 +44,6 @@ from agent.cli.errors import (
     WrongFileError,
     counted,
     lines_of,
-    printable,
     text_of,
 )
 from agent.cli.options import (
@@ -161,7 +161,7 @@ def diff(files: tuple[Path, ...], socket_path: str) -> ExitCode:
         warn(answer.warnings)
         new = answer.pod
         found = admission_lines(answer) if new is None else difference_lines(former, new, name)
-        lines = [printable(line) for line in found]
+        lines = list(found)
         print_lines(lines)
         return ExitCode.REJECTED if lines else ExitCode.OK
 
@@ -327,7 +327,7 @@ def show(
             return ExitCode.BAD_INPUT if invalid else ExitCode.REJECTED
         found = agent.pod(find_pod(agent, pod).uid)
     if tool is not None:
-        click.echo(_arguments(tool, found, container))
+        say(_arguments(tool, found, container))
     else:
         _print(found, output, pod_lines)
     return _pod_code(found)
@@ -388,7 +388,7 @@ def _print(
 
 def _print_names(pods: Iterable[_Named]) -> None:
     for pod in pods:
-        click.echo(typed_name(pod))
+        say(typed_name(pod))
 
 
 def _removal_lines(answer: RemovalDocument) -> Iterator[str]:

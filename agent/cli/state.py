@@ -10,7 +10,7 @@ import click
 from msgspec import Struct
 
 from agent import __version__
-from agent.cli.common import warn
+from agent.cli.common import say, warn
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import EXISTING_DIRECTORY, configuration_options
 from agent.cli.suggestions import CommandGroup
@@ -204,7 +204,7 @@ def _reject_replacing(store: Store, *, force: bool) -> None:
         message = f"{store.path}: has {pods} pods already; --force replaces them"
         raise CommandError(message, ExitCode.BAD_INPUT)
     if loaded.kept_as is not None:
-        click.echo(f"note: the previous checkpoint was not usable and is kept as {loaded.kept_as}")
+        say(f"note: the previous checkpoint was not usable and is kept as {loaded.kept_as}")
 
 
 def _saved_ledger(store: Store, rules: EffectivePolicy) -> Ledger:
@@ -235,6 +235,6 @@ def _summary(rules: EffectivePolicy, ledger: Ledger) -> Iterator[str]:
 
 def _print_lines(lines: Iterable[str], notes: Iterable[str]) -> None:
     for line in lines:
-        click.echo(line)
+        say(line)
     for note in notes:
-        click.echo(f"note: {note}")
+        say(f"note: {note}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from agent.cli.common import say
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import configuration_options
 from agent.cluster.api_server import (
@@ -43,7 +44,7 @@ def unpublish(file: Path, settings: tuple[str, ...], *, if_configured: bool) -> 
     kubernetes = load_config_file(file, settings).agent.kubernetes
     if if_configured and not kubernetes.publish_topology:
         return
-    click.echo(_removed(kubernetes).found)
+    say(_removed(kubernetes).found)
 
 
 def _removed(config: KubernetesConfig) -> Removal:

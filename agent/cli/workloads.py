@@ -12,7 +12,7 @@ from uuid import uuid4
 import click
 
 from agent.api.documents import BindRequest, PodDocument
-from agent.cli.common import agent_at, warn
+from agent.cli.common import agent_at, say, warn
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import socket_option
 from agent.cli.pod_text import admission_lines, allocation_lines
@@ -93,7 +93,7 @@ def admitted(agent: AgentClient, manifest: bytes, require: str) -> PodDocument |
     warn(answer.warnings)
     if answer.pod is None:
         for line in admission_lines(answer):
-            click.echo(line, err=True)
+            say(line, err=True)
         return None
     if not answer.pod.enforcement.enforced:
         agent.remove(answer.uid)
@@ -106,7 +106,7 @@ def admitted(agent: AgentClient, manifest: bytes, require: str) -> PodDocument |
 def print_allocations(pod: PodDocument) -> None:
     """Print what a pod got, on standard error: standard output is the command's."""
     for line in allocation_lines(pod):
-        click.echo(line, err=True)
+        say(line, err=True)
 
 
 @contextmanager
@@ -170,7 +170,7 @@ def run(  # noqa: PLR0913  # each is an argument or option of the command
     if program is None:
         there = "/" in command[0] and Path(command[0]).exists()
         why = "it is not executable" if there else "command not found"
-        click.echo(f"numawarden: error: {command[0]}: {why}", err=True)
+        say(f"numawarden: error: {command[0]}: {why}", err=True)
         return NOT_EXECUTABLE if there else NOT_FOUND
     uid = str(uuid4())
     with option_errors():
@@ -202,7 +202,7 @@ def _start(
         raise CommandError(f"{error}; run as root", ExitCode.ENVIRONMENT) from error
     except OSError as error:
         if error.filename == program:
-            click.echo(f"numawarden: error: {program}: {error.strerror}", err=True)
+            say(f"numawarden: error: {program}: {error.strerror}", err=True)
             return NOT_EXECUTABLE
         hint = "run as root, on the agent's host, with its --cgroup-mount"
         message = f"the pod's cgroup cannot be entered: {error.strerror}; {hint}"
@@ -264,9 +264,9 @@ def detach(unit: str, socket_path: str) -> int:
             message = f"{name} is not attached; see 'numawarden list'"
             raise CommandError(message, ExitCode.NOT_FOUND)
         answer = agent.remove(pod.uid)
-    click.echo(f"detached {name}")
+    say(f"detached {name}")
     for note in (*answer.enforcement.differences, *answer.enforcement.notes):
-        click.echo(f"  note: {note}")
+        say(f"  note: {note}")
     return ExitCode.OK if answer.enforcement.enforced else ExitCode.NOT_ENFORCED
 
 

@@ -26,6 +26,7 @@ from urllib.parse import quote, urlsplit
 from msgspec import Struct
 
 from agent import __version__
+from agent.text import printable
 from agent.tools.doctor.facts import ReportedVersion
 from agent.tools.doctor.runtime import version_of
 
@@ -381,9 +382,7 @@ def _said(document: Mapping[str, object], content: bytes) -> str:
     """Return what a server says of a failure, in one printable line of bounded length."""
     message = document.get("message")
     text = message if isinstance(message, str) else content.decode(errors="replace")
-    line = "".join(c if c.isprintable() else " " for c in text[: 2 * _LONGEST_MESSAGE])
-    line = " ".join(line.split())
-    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."
+    return printable(" ".join(text[: 2 * _LONGEST_MESSAGE].split()), _LONGEST_MESSAGE)
 
 
 def _read_token(file: Path, asked: str) -> str:

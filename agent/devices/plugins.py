@@ -50,6 +50,7 @@ from agent.devices.registration import (
 )
 from agent.progress import uncancelled
 from agent.rpc import DEVICE_PLUGIN, REGISTRATION, V1BETA1, CallError, Client, RawMessage, server
+from agent.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -184,7 +185,7 @@ class Plugin:
                 async for raw in stream:
                     yield raw
         except CallError as error:
-            raise _printable(error) from error
+            raise _in_a_line(error) from error
 
     async def preferred(
         self, available: frozenset[str], required: frozenset[str], size: int
@@ -288,7 +289,7 @@ class Plugin:
                 raise CallError(_TIMEOUT, late) from error
             breaker.answered()
             self._count(method, CallResult.FAILED)
-            raise _printable(error) from error
+            raise _in_a_line(error) from error
         finally:
             if method == _ALLOCATE:
                 taken = self._clock.monotonic() - started
@@ -323,11 +324,9 @@ def unanswered(method: str, breaker: CallBreaker) -> str:
     return f"{method} was not answered in time{times}"
 
 
-def _printable(error: CallError) -> CallError:
+def _in_a_line(error: CallError) -> CallError:
     """Return an error whose words, a plugin's, fit in a line of a log and of a terminal."""
-    words = error.message[:LONGEST_WORDS]
-    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
-    return CallError(error.code, escaped)
+    return CallError(error.code, printable(error.message, LONGEST_WORDS))
 
 
 class PluginResource:

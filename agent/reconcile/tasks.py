@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from agent.reconcile.binding import cgroup_of_pid
 from agent.reconcile.report import BindingError
+from agent.text import printable
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _KTHREADD: Final = 2
-_LONGEST_NAME: Final = 64
+LONGEST_NAME: Final = 64
 
 
 class Task(Struct, frozen=True):
@@ -151,17 +152,12 @@ def read_tasks(proc: Path) -> Iterator[Task]:
         for affinity, threads in _affinities(proc, pid).items():
             yield Task(
                 pid,
-                printable(process.info["name"] or ""),
+                printable(process.info["name"] or "", LONGEST_NAME),
                 affinity,
                 None if kernel else _cgroup(proc, pid),
                 threads,
                 kernel,
             )
-
-
-def printable(name: str) -> str:
-    """Return a name that fits on a line: any user may name a process with arbitrary bytes."""
-    return "".join(c if c.isprintable() else "?" for c in name[:_LONGEST_NAME])
 
 
 def _affinities(proc: Path, pid: int) -> Mapping[Mask, int]:

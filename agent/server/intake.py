@@ -38,8 +38,8 @@ from agent.sources.source import (
     SHARED,
     EntryFailedError,
     SourceEntry,
-    printable,
 )
+from agent.text import printable
 from agent.yaml import MISTAKES_REPORTED, Mistake
 
 if TYPE_CHECKING:

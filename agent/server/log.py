@@ -24,6 +24,7 @@ import structlog
 from structlog.stdlib import ProcessorFormatter
 
 from agent.managers.sharing import shares, unused_budget
+from agent.text import printable
 from sysfs.mask import EMPTY
 from systemd.journal import JournalError
 
@@ -203,13 +204,11 @@ def _first_of_lists(_logger: object, _method: str, event: EventDict) -> EventDic
 
 def _on_one_line(_logger: object, _method: str, event: EventDict) -> EventDict:
     """Escape line breaks and terminal control sequences in values chosen by clients."""
-    return {key: _escaped(value) if key != "exception" else value for key, value in event.items()}
+    return {key: _line(value) if key != "exception" else value for key, value in event.items()}
 
 
-def _escaped(value: object) -> object:
-    if not isinstance(value, str) or value.isprintable():
-        return value
-    return value.encode("unicode_escape").decode("ascii")
+def _line(value: object) -> object:
+    return printable(value) if isinstance(value, str) else value
 
 
 _Item = TypeVar("_Item")

@@ -45,7 +45,8 @@ from agent.server import metrics as names
 from agent.server.events import current_operation
 from agent.server.log import first, shortened
 from agent.server.pod_records import REJECTIONS_KEPT, RejectedPod, details
-from agent.sources.source import INVALID, REJECTED, SHARED, printable
+from agent.sources.source import INVALID, REJECTED, SHARED
+from agent.text import printable
 from cgroupfs.tree import all_ancestors
 from sysfs.mask import Mask
 

@@ -27,8 +27,8 @@ from agent.sources.source import (
     ManifestFileError,
     SourceEntry,
     SourceReading,
-    printable,
 )
+from agent.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
@@ -219,9 +219,9 @@ def _parse(fd: int, path: Path, stamp: FileStamp, form: ManifestFormat) -> Manif
     except Exception as error:
         # An unexpected error must not affect other files.
         log.exception(
-            "manifest processing failed", file=printable(path), error=type(error).__name__
+            "manifest processing failed", file=printable(str(path)), error=type(error).__name__
         )
-        return ManifestFile(path, stamp, error=EntryFailedError(printable(path), error))
+        return ManifestFile(path, stamp, error=EntryFailedError(printable(str(path)), error))
 
 
 def _failed(file: ManifestFile) -> bool:

@@ -8,7 +8,6 @@ in `SOURCES` (`agent/server/wiring.py`).
 
 from __future__ import annotations
 
-import os
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -25,6 +24,7 @@ from agent.pods.model import (
     lifetime_of,
     name_and_uid,
 )
+from agent.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -67,7 +67,7 @@ class ManifestFileError(Exception):
     """A file of the manifest directory is not read; `found` has the reason."""
 
     def __init__(self, path: Path, found: str, remedy: str) -> None:
-        super().__init__(f"{printable(path)}: {found}; {remedy}")
+        super().__init__(f"{printable(str(path))}: {found}; {remedy}")
 
 
 class EntryFailedError(Exception):
@@ -76,16 +76,6 @@ class EntryFailedError(Exception):
     def __init__(self, key: str, error: Exception) -> None:
         kind = type(error).__name__
         super().__init__(f"{key}: internal error ({kind}); see the agent log")
-
-
-def printable(path: Path | str) -> str:
-    r"""Return a path, or another key of an entry, as a text that can be sent and shown.
-
-    Bytes that are not UTF-8 are shown as `\xe9`; line breaks and terminal control characters are
-    escaped, too.
-    """
-    text = os.fsencode(path).decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def owner_after(owner: Source | None, asking: Source) -> Source:

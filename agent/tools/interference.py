@@ -34,7 +34,8 @@ from agent.api.documents import (
 from agent.managers.allocation import Isolation
 from agent.reconcile.binding import cgroup_of_pid
 from agent.reconcile.report import BindingError
-from agent.reconcile.tasks import ExclusiveTerritory, printable
+from agent.reconcile.tasks import LONGEST_NAME, ExclusiveTerritory
+from agent.text import printable
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def _source(label: bytes, what: bytes) -> str:
     That is the name of the device's driver; before it are chip, number and kind of the interrupt.
     """
     last = os.fsdecode(what.strip()).rpartition("  ")[2]
-    return printable(f"{os.fsdecode(label.strip())} {last}".strip())
+    return printable(f"{os.fsdecode(label.strip())} {last}".strip(), LONGEST_NAME)
 
 
 def _is_tick(source: str) -> bool:
@@ -274,7 +275,7 @@ class Runs:
                 self.lost += 1
                 return
             known = self.ran[cpu, thread] = [0, 0]
-            self.names[thread] = printable(name)
+            self.names[thread] = printable(name, LONGEST_NAME)
             if thread != _IDLE and thread not in self.tasks:
                 self.tasks[thread] = self._resolve(thread)
         known[0] += times

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from agent.api.documents import ManifestDocument, decode, encode
 from agent.pods.manifest import load_pod
 from agent.sources.manifests import ManifestFormat, scan
-from agent.sources.source import printable
+from agent.text import printable
 from tests.agent.server.support import UID, manifest
 from tests.fuzz.damage import damaged_bytes
 from tests.fuzz.target import Target, demand
@@ -62,7 +62,7 @@ def _check(directory: Path) -> bool:
     demand(len(files) == len((_SOUND, "other")), f"{len(files)} files are listed")
     for file in files:
         said = "" if file.error is None else str(file.error)
-        name = printable(file.path)
+        name = printable(str(file.path))
         demand(name.isprintable() and said.isprintable(), f"{name!r} {said!r}")
         document = ManifestDocument(file=name, state="", message=said)
         demand(decode(encode(document), ManifestDocument) == document, "it cannot be reported")

@@ -23,8 +23,8 @@ from agent.pods.model import (
     uid_fault,
 )
 from agent.pods.quantity import Quantity, QuantityError
-from agent.reconcile.tasks import printable
 from agent.state.checkpoint import UnusableCheckpointError, decode, encode
+from agent.text import printable
 from agent.tools.kubelet_state.cpu import CPU_FORMAT, CpuState
 from agent.tools.kubelet_state.files import KubeletState
 from agent.tools.kubelet_state.format import KubeletStateError, UnfitStateError

@@ -36,6 +36,7 @@ from agent.rpc import (
     socket_file,
     socket_stamp,
 )
+from agent.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -433,6 +434,4 @@ class ExclusivePlugin:
 
 def _line(words: str) -> str:
     """Return words in one printable line that is not too long for a pod's status."""
-    line = "".join(c if c.isprintable() else " " for c in words)
-    line = " ".join(line.split())
-    return line if len(line) <= _LONGEST_WORDS else f"{line[: _LONGEST_WORDS - 3]}..."
+    return printable(" ".join(words.split()), _LONGEST_WORDS)

@@ -24,6 +24,7 @@ from agent.cluster.kubelet.pods import (
     is_terminal,
 )
 from agent.rpc import MAP, CallError, Client, Messages, RawMessage
+from agent.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
@@ -285,5 +286,4 @@ class PodsApi:
 
 
 def _words(error: CallError) -> str:
-    text = str(error)[:_LONGEST_WORDS]
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(str(error), _LONGEST_WORDS)

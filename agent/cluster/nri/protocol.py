@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from msgspec import Struct
 
 from agent.rpc import Messages
+from agent.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -406,8 +407,7 @@ class TtrpcLink:
 
 def words(text: str) -> str:
     """Return a runtime's words so that they fit in a line of a log and of a terminal."""
-    cut = text[:LONGEST_WORDS]
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+    return printable(text, LONGEST_WORDS)
 
 
 def _status(error: TtrpcError) -> Message:

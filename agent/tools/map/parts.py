@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from agent.api.map import CpuUse, MapCpuDocument, is_shared
 from agent.pods.model import full_name
+from agent.text import printable
 from sysfs.host import CoreKind
 from sysfs.mask import Mask
 
@@ -127,13 +128,6 @@ def painted(spans: Iterable[TextSpan]) -> str:
         for span in spans
         for text in (printable(span.text),)
     ).rstrip()
-
-
-def printable(text: str) -> str:
-    """Return a text with control characters and halves of surrogate pairs escaped."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class MappedCore(Struct, frozen=True):

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
+import yaml
+
 from agent.api.documents import DriftDocument, HistoryDocument, HistoryEntry, RequesterDocument
+from agent.cli.common import print_answer
 from agent.cli.history import history_lines
+from agent.cli.options import Output
 from cgroupfs.state import Writer
 from tests.agent.server.support import UID, manifest
 
 if TYPE_CHECKING:
+    import pytest
+
     from tests.agent.cli.shell import Shell
     from tests.agent.server.support import Running
 
@@ -67,9 +74,18 @@ def test_differences_have_a_line_each_with_their_writer() -> None:
     ]
 
 
-def test_names_of_processes_send_no_codes_to_a_terminal() -> None:
-    requester = RequesterDocument(source="api", uid=0, pid=1, command="\x1b[2J")
+def test_names_of_processes_send_no_codes_to_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    requester = RequesterDocument(source="api", uid=0, pid=1, command="\x1b[2J\x9b\U000e0001")
     entry = HistoryEntry(type="PodRemoved", time=0.0, message="a\rb", requester=requester)
-    text = "\n".join(history_lines(HistoryDocument(entries=(entry,))))
-    assert text.replace("\n", "").isprintable()
-    assert "\\x1b[2J[1]" in text
+    history = HistoryDocument(entries=(entry,))
+    for output in (Output.TEXT, Output.JSON, Output.YAML):
+        print_answer(history, output, history_lines)
+        text = capsys.readouterr().out
+        assert text.replace("\n", "").isprintable()
+        if output is Output.TEXT:
+            assert "\\x1b[2J\\x9b\\U000e0001[1]" in text
+        else:
+            shown = yaml.safe_load(text) if output is Output.YAML else json.loads(text)
+            assert shown["entries"][0]["requester"]["command"] == requester.command

@@ -107,7 +107,7 @@ def test_a_process_with_a_name_that_is_not_text_is_reported_on_one_line() -> Non
         assert process.stdout.readline() == b"named\n"
         names = [task.name for task in read_tasks(Path("/proc")) if task.pid == process.pid]
         process.communicate(b"\n")
-    assert names == ["??[2J?root"]
+    assert names == ["\\xff\\x1b[2J\\nroot"]
 
 
 def test_a_process_whose_cgroup_is_not_text_is_in_no_known_one(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from agent.sources.source import (
     SourceEntry,
     SourceReading,
     SourceUnreadableError,
-    printable,
 )
 from agent.state.checkpoint import SharedPod
+from agent.text import printable
 from agent.yaml import MISTAKES_REPORTED
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest
 

@@ -10,7 +10,8 @@ import structlog
 from agent.pods.manifest import load_pod
 from agent.pods.model import ManifestError
 from agent.sources.manifests import ManifestFile, ManifestFormat, scan
-from agent.sources.source import ManifestDirectoryError, ManifestFileError, printable
+from agent.sources.source import ManifestDirectoryError, ManifestFileError
+from agent.text import printable
 from tests.agent.server.support import UID, manifest
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def test_a_file_whose_name_cannot_be_shown_is_rejected_and_no_other(
 ) -> None:
     (directory / os.fsdecode(name)).write_bytes(manifest(uid=uid))
     (directory / "caf\u00e9 au lait.yaml").write_bytes(manifest())
-    found = {printable(file.path): file for file in read(directory)}
+    found = {printable(str(file.path)): file for file in read(directory)}
     good = found.pop(str(directory / "caf\u00e9 au lait.yaml"))
     assert good.pod is not None
     ((path, bad),) = found.items()

@@ -64,7 +64,7 @@ async def test_an_answer_in_chunks_is_read_whole(fake: FakeApiServer, access: Ap
         (Failure(307, text="elsewhere"), Outcome.REJECTED, ("307 elsewhere",)),
         (Failure(429, "too many requests"), Outcome.UNAVAILABLE, ("429 too many requests",)),
         (Failure(500, "etcdserver: timed out"), Outcome.UNAVAILABLE, ("500 etcdserver",)),
-        (Failure(503, text="\x1b[31mno\nbackend"), Outcome.UNAVAILABLE, ("503  [31mno backend",)),
+        (Failure(503, text="\x1b[31mno\nhost"), Outcome.UNAVAILABLE, ("503 \\x1b[31mno host",)),
         (Fault.GARBAGE, Outcome.REJECTED, ("not an answer of HTTP (BadStatusLine)",)),
         (Fault.CLOSE, Outcome.REJECTED, ("not an answer of HTTP",)),
         (Fault.TRUNCATED, Outcome.REJECTED, ("not an answer of HTTP (IncompleteRead)",)),

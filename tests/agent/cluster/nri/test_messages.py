@@ -156,4 +156,4 @@ def test_the_values_cannot_be_changed() -> None:
 
 def test_a_runtime_that_says_too_much_is_cut() -> None:
     request = V1ALPHA1["ConfigureRequest"](runtime_name="a\n" + "b" * 1000)
-    assert RuntimeInfo.of(request).name == "a\\n" + "b" * (LONGEST_WORDS - 2)
+    assert RuntimeInfo.of(request).name == "a\\n" + "b" * (LONGEST_WORDS - 4) + "…"

@@ -1,0 +1,23 @@
+"""Texts that others chose, as they fit in a line: of a log, of a terminal, of a pod's status."""
+
+from __future__ import annotations
+
+
+def printable(text: str, longest: int | None = None) -> str:
+    r"""Return a text without line breaks and codes of terminals, of at most `longest` characters.
+
+    What is not printable is escaped; a byte that is not UTF-8 is shown as `\xe9`. A text that was
+    cut ends with an ellipsis.
+    """
+    shown = text if longest is None else text[: longest + 1]
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else _escaped(c) for c in shown)
+    if longest is None or len(shown) <= longest:
+        return shown
+    return f"{shown[: longest - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def _escaped(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":  # how Python reads such a byte (PEP 383)
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
