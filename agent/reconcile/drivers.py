@@ -222,6 +222,17 @@ class UnitState(Struct, frozen=True):
     cgroup: str = ""
 
 
+class Lives(Struct, frozen=True):
+    """What was observed of the pods that end by themselves (`Lifetime`)."""
+
+    #: The uids of pods in whose cgroups processes live.
+    inhabited: frozenset[str]
+    #: The states of units by name; one that is missing is not known now.
+    units: Mapping[str, UnitState]
+    #: The uids of pods whose unit runs in a new cgroup, which has none of the pod's sets.
+    restarted: frozenset[str] = frozenset()
+
+
 class PodCgroups(Protocol):
     """Creates, records and removes cgroups."""
 

@@ -181,7 +181,7 @@ class Controller:
             # Where another writer contests a cgroup, only comparisons write, ever more rarely.
             found = around(created) - around(each.cgroup for each in self.state.observed.contested)
             if uids := sorted(found & self.state.ledger.allocations.keys()):
-                await self.steps.enforce_started(*uids)
+                await self.steps.enforce_new_cgroups(*uids)
             elif self.steps.kernel.are_beside_pods(created):
                 await self.steps.enforce_pool()
 

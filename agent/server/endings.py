@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 
     from agent.managers.allocation import PodAllocation
-    from agent.server.kernel import Lives
+    from agent.reconcile.drivers import Lives
     from agent.server.steps import Steps
 
 #: How long a pod that ends with its processes may wait for the first one, in seconds.

@@ -178,15 +178,17 @@ class Steps:
 
     async def enforce_pods(self, *uids: str) -> None:
         """Have the kernel enforce what saved pods are to have."""
-        await self._enforced(partial(self.kernel.admitted, self.state.target(), *uids), *uids)
+        await self._enforced(partial(self.kernel.enforce, self.state.target(), *uids), *uids)
 
-    async def enforce_started(self, *uids: str) -> None:
+    async def enforce_new_cgroups(self, *uids: str) -> None:
         """Have the kernel enforce what pods are to have in which cgroups appeared."""
-        await self._enforced(partial(self.kernel.started, self.state.target(), *uids), *uids)
+        await self._enforced(
+            partial(self.kernel.enforce_new_cgroups, self.state.target(), *uids), *uids
+        )
 
     async def enforce_pool(self) -> EnforcementReport:
         """Have the kernel enforce another shared pool, which is saved."""
-        return await self._enforced(partial(self.kernel.changed, self.state.target()))
+        return await self._enforced(partial(self.kernel.enforce, self.state.target()))
 
     async def _enforced(
         self, call: Callable[[], EnforcementReport], *uids: str
@@ -210,7 +212,7 @@ class Steps:
         state.observed.records.forget(uid)
         state.observed.displaced.pop(uid, None)
         state.observed.releases += 1
-        outcome = await self._enforced(partial(self.kernel.removed, target, allocation))
+        outcome = await self._enforced(partial(self.kernel.release, target, allocation))
         failed = await self.after_save(
             partial(self.worker.run, state.parts.cdi_files.remove, allocation)
         )

@@ -1,7 +1,7 @@
-"""The document of a comparison of the kernel with the ledger, and what intrudes.
+"""The document of a comparison of the kernel with the ledger, as `check --cgroups` shows it.
 
-In go a report of the enforcer and the tasks of the host; out come what `numawarden check --cgroups`
-shows, and counts of intruding tasks beside the comparisons, for the metrics.
+In go a report of the enforcer and the tasks of the host; nothing is read but the controllers that
+the cgroups above pods pass on.
 """
 
 from __future__ import annotations
@@ -20,20 +20,14 @@ from agent.api.views import intrusion_document
 from agent.pods.model import full_name
 from agent.reconcile.desired import Role
 from agent.reconcile.exclusivity import intrusions
-from agent.reconcile.tasks import (
-    ExclusiveTerritory,
-    IntruderKind,
-    Intruders,
-    count_threads,
-    intruding_tasks,
-)
+from agent.reconcile.tasks import IntruderKind, count_threads, intruding_tasks
+from agent.server.intruders import territories
 from cgroupfs.apply import HUGETLB, NEEDED, enabled
 from cgroupfs.settings import CPU_MAX, PARTITIONS, VALUES
 from cgroupfs.tree import ancestors
-from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from agent.reconcile.diff import Difference
     from agent.reconcile.report import CgroupReport, EnforcementReport
@@ -44,11 +38,6 @@ if TYPE_CHECKING:
 
 #: How many unconfined tasks are listed; the rest is counted.
 _NAMED: Final = 20
-#: The shortest time between two counts, in seconds.
-COUNT_SECONDS: Final = 60.0
-#: A count may take this share of the time: reading 5,000 threads takes about 0.35 s, in which an
-#: admission waits.
-COUNT_SHARE: Final = 0.005
 
 
 def verification(
@@ -109,56 +98,6 @@ def kernel_document(report: CgroupReport) -> KernelDocument:
         mems_effective=mems_effective,
         **values,
     )
-
-
-def territories(target: Desired, report: EnforcementReport) -> Iterator[ExclusiveTerritory]:
-    """Yield the exclusive CPUs of each pod, with the cgroups of the pod that were observed."""
-    owned: dict[str, list[str]] = {
-        uid: [] for uid, pod in target.ledger.allocations.items() if pod.exclusive_cpus
-    }
-    for each in report.cgroups:
-        if each.desired.pod in owned:
-            owned[each.desired.pod].append(each.desired.setting.cgroup)
-    for uid, cgroups in owned.items():
-        yield ExclusiveTerritory(uid, target.ledger.allocations[uid].exclusive_cpus, tuple(cgroups))
-
-
-class IntruderCount:
-    """Counts intruding tasks, once a minute and less often where that takes long.
-
-    As long as there are confined ones, the minute is not waited for: what they are on is not
-    exclusive until they are gone. A count that failed is one, too.
-    `monotonic` is a clock in seconds.
-    """
-
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
-        self._next = float("-inf")
-
-    def count(
-        self,
-        target: Desired,
-        report: EnforcementReport,
-        read: Callable[[], tuple[Iterable[Task], Mask]],
-    ) -> Intruders | None:
-        """Return what intrudes, None where it is too early to count.
-
-        `report` is a comparison of all pods. `read` returns the tasks of the host, and the CPUs of
-        a task that nothing confines; without exclusive CPUs it is not called.
-        """
-        started = self._monotonic()
-        if started < self._next:
-            return None
-        owned = tuple(territories(target, report))
-        least = COUNT_SECONDS
-        try:
-            tasks, unconfined = read() if owned else ((), EMPTY)
-            found = Intruders.of(intruding_tasks(tasks, owned, unconfined))
-            least = 0.0 if found.confined else COUNT_SECONDS
-        finally:
-            ended = self._monotonic()
-            self._next = ended + max(least, (ended - started) / COUNT_SHARE)
-        return found
 
 
 def _ancestors(tree: CgroupTree, report: EnforcementReport) -> Iterator[AncestorDocument]:

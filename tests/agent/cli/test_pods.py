@@ -156,7 +156,7 @@ def test_a_pod_that_is_not_enforced_has_an_exit_code_of_its_own(
     def reject(*_: object) -> EnforcementReport:
         return EnforcementReport(differences=(unenforced("cpuset.cpus: Permission denied", UID),))
 
-    monkeypatch.setattr(agent.controller.steps.kernel, "admitted", reject)
+    monkeypatch.setattr(agent.controller.steps.kernel, "enforce", reject)
     code, out, _ = shell.run("admit", shell.file(manifest()))
     assert code == ExitCode.NOT_ENFORCED
     assert "  not enforced: cpuset.cpus: Permission denied" in out

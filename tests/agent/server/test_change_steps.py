@@ -105,7 +105,7 @@ async def played(name: str, calls: Calls) -> tuple[object, Checkpoint, Checkpoin
     async with keeping(recorder) as controller:
         await before(controller)
         former = controller.state.durable
-        calls.wrap(recorder, "save", "locate", "admitted", "removed", "changed")
+        calls.wrap(recorder, "save", "locate", "enforce", "release")
         calls.wrap(controller.worker, "run")
         calls.wrap(controller.outcomes, "note")
         calls.wrap(controller.rejections, "admitted")

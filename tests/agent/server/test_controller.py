@@ -86,14 +86,11 @@ class Recorder(KernelEnforcement, Store):
         self.targets.append(target)
         return self.outcome
 
-    def admitted(self, target: Desired, *uids: str) -> EnforcementReport:
-        return self._note(f"enforce {' '.join(uid[:1] for uid in uids)}", target)
+    def enforce(self, target: Desired, *uids: str) -> EnforcementReport:
+        return self._note(" ".join(("enforce", *(uid[:1] for uid in uids))), target)
 
-    def removed(self, target: Desired, allocation: PodAllocation) -> EnforcementReport:
+    def release(self, target: Desired, allocation: PodAllocation) -> EnforcementReport:
         return self._note(f"release {allocation.uid[:1]}", target)
-
-    def changed(self, target: Desired) -> EnforcementReport:
-        return self._note("enforce", target)
 
     def reconcile(self, target: Desired, *, insist: bool = False) -> EnforcementReport:
         del insist

@@ -67,7 +67,7 @@ def test_a_container_that_appears_is_settled_which_is_not_drift(
 ) -> None:
     """When the first unit of a slice starts, systemd takes controllers back."""
     kernel, desired = kernel_of(tree), target(allocation("a", "b"))
-    kernel.admitted(desired, "u-1")
+    kernel.enforce(desired, "u-1")
     if taken_back:
         tree.write(POD, "cgroup.subtree_control", "-cpuset -cpu")
     tree.mkdir(f"{POD}/a")
@@ -87,7 +87,7 @@ def test_a_container_that_appears_is_settled_which_is_not_drift(
 
 def test_what_changed_while_no_agent_ran_is_drift(tree: EmulatedKernel) -> None:
     desired = target(allocation("a"))
-    kernel_of(tree).admitted(desired, "u-1")
+    kernel_of(tree).enforce(desired, "u-1")
     tree.write(POD, "cpuset.cpus", "0-7")
     assert drift(kernel_of(tree).reconcile(desired)) == {"unknown": 1}
 
@@ -107,7 +107,7 @@ def test_the_cgroup_of_a_class_that_was_made_again_is_not_drift(tree: EmulatedKe
     for sign in "-+":
         tree.write("kubepods", "cgroup.subtree_control", f"{sign}cpuset")
     assert (before.strip(), tree.read(of_class, "cpuset.cpus").strip()) == ("0,2-7", "")
-    report = kernel.admitted(desired, "u-2")
+    report = kernel.enforce(desired, "u-2")
     assert [each for each in report.drift if each.file == "cpuset.cpus"] == []
     assert tree.read(of_class, "cpuset.cpus") == before
 
@@ -132,11 +132,11 @@ def test_what_inherits_from_a_cgroup_without_a_set_of_its_own_is_not_drift(
 def test_a_tree_that_fails_is_a_difference_and_no_exception() -> None:
     kernel = kernel_of(Unsearchable(EmulatedKernel(Mask.parse("0-7"), Mask.of(0))))
     desired = target(allocation("a"))
-    assert "Input/output error" in kernel.admitted(desired, "u-1").of_pod("u-1")[0].detail
-    both = kernel.admitted(target(allocation("a")), "u-1", "u-2").differences
+    assert "Input/output error" in kernel.enforce(desired, "u-1").of_pod("u-1")[0].detail
+    both = kernel.enforce(target(allocation("a")), "u-1", "u-2").differences
     assert [each.pod for each in both] == ["u-1", "u-2"]
     assert "Input/output error" in kernel.reconcile(desired).of_pod("")[0].detail
-    assert "Input/output error" in kernel.removed(target(), allocation("a")).of_pod("")[0].detail
+    assert "Input/output error" in kernel.release(target(), allocation("a")).of_pod("")[0].detail
 
 
 def test_a_process_that_does_not_run_cannot_be_bound(tree: EmulatedKernel) -> None:
@@ -151,7 +151,7 @@ def test_a_tree_that_cannot_be_read_is_said_to_be_that(tree: EmulatedKernel) -> 
 
     faulty = FaultyTree(tree)
     kernel, desired = kernel_of(faulty), target(allocation("a"))
-    kernel.admitted(desired, "u-1")
+    kernel.enforce(desired, "u-1")
     faulty.fault = broken
     request = BindRequest(cgroup=f"/{POD}/x")
     tree.mkdir(f"{POD}/x")
@@ -182,9 +182,9 @@ def test_a_container_in_a_pod_that_was_not_looked_at_is_settled_by_the_next_comp
     tree: EmulatedKernel,
 ) -> None:
     kernel = kernel_of(tree)
-    kernel.admitted(target(shared("u-1")), "u-1")
+    kernel.enforce(target(shared("u-1")), "u-1")
     tree.mkdir(f"{POD}/a")
-    outcome = kernel.admitted(target(shared("u-1"), shared("u-2")), "u-2")
+    outcome = kernel.enforce(target(shared("u-1"), shared("u-2")), "u-2")
     assert (outcome.pods, outcome.cgroups.paths) == (
         frozenset({"u-2"}),
         frozenset({"kubepods/podu-2"}),
@@ -197,12 +197,12 @@ def test_a_container_in_a_pod_that_was_not_looked_at_is_settled_by_the_next_comp
 
 def test_a_pod_that_went_and_came_again_is_not_drift(tree: EmulatedKernel) -> None:
     kernel, both = kernel_of(tree), target(shared("u-1"), shared("u-2"))
-    kernel.admitted(target(shared("u-1")), "u-1")
-    kernel.admitted(both, "u-2")
+    kernel.enforce(target(shared("u-1")), "u-1")
+    kernel.enforce(both, "u-2")
     tree.mkdir("kubepods/podu-2/a")
     assert kernel.reconcile(both).settled == ("kubepods/podu-2/a",)
-    kernel.removed(target(shared("u-1")), shared("u-2"))
-    kernel.admitted(both, "u-2")
+    kernel.release(target(shared("u-1")), shared("u-2"))
+    kernel.enforce(both, "u-2")
     tree.mkdir("kubepods/podu-2/a")
     outcome = kernel.reconcile(both)
     assert (outcome.settled, drift(outcome)) == (("kubepods/podu-2/a",), {})

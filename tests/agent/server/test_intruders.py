@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from agent.reconcile.report import EnforcementReport
 from agent.reconcile.start_checks import make_enforcer, make_layout
 from agent.reconcile.tasks import IntruderKind, Task
+from agent.server.intruders import COUNT_SECONDS, COUNT_SHARE, IntruderCount
 from agent.server.kernel import HostProbes, KernelEnforcement
-from agent.server.verification import COUNT_SECONDS, COUNT_SHARE, IntruderCount
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.mask import Mask
 from tests.agent.server.test_enforced import allocation, target

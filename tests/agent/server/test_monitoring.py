@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agent.config.model import MetricsConfig
 from agent.reconcile.tasks import Task
-from agent.server.verification import COUNT_SECONDS
+from agent.server.intruders import COUNT_SECONDS
 from sysfs.mask import Mask
 from tests.agent.server.support import UID, in_loop, manifest, running
 
