@@ -11,8 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.config.model import VERSION_KEY, ConfigError
+from agent.server.configured import GoverningVersion
 from agent.server.errors import StartError
-from agent.server.state import GoverningVersion
 from agent.tools.doctor.checks import examine_for_start
 from agent.tools.doctor.facts import Verdict
 from agent.tools.doctor.gathering import below, gather
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from agent.config.model import Config
+    from agent.server.configured import ConfiguredHost
     from agent.server.controller import Controller
-    from agent.server.state import ConfiguredHost
     from agent.tools.doctor.facts import HostCheck, ReportedVersion
 
 

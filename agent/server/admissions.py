@@ -37,7 +37,7 @@ from agent.devices.providers import (
     PLUGIN_SECONDS_BESIDE_RUNTIME,
     DeliveryError,
 )
-from agent.managers.admission import remove
+from agent.managers.admission import admit, remove
 from agent.managers.allocation import KUBELET, Origin
 from agent.managers.cpu.manager import shared_cpus
 from agent.managers.decision import Decision, Question, Reason, Rejection
@@ -51,7 +51,6 @@ from agent.server.log import allocation_fields, allocation_line
 from agent.server.pod_records import PodRecord
 from agent.server.queue import OWN, Job, QueueStopped, called_by, outcome_of
 from agent.server.reports import PodDescriber
-from agent.server.state import decide
 from agent.sources.source import assigned, belongs_elsewhere, lasting, name_taken
 from sysfs.mask import Mask
 
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
     from agent.managers.decision import Suspended
     from agent.managers.ledger import Ledger
     from agent.pods.model import Pod
+    from agent.server.configured import ConfiguredHost
     from agent.server.reports import RejectionReporter
     from agent.server.steps import Steps
 
@@ -603,3 +603,15 @@ def _devices_of(pod: PodAllocation) -> set[tuple[str, str]]:
         for resource, ids in container.devices.items()
         for device in ids
     }
+
+
+def decide(configured: ConfiguredHost, ledger: Ledger, pod: Pod) -> Decision:
+    """Decide by the effective policy; a frozen host admits no new pod."""
+    if configured.frozen and pod.uid not in ledger.allocations:
+        rejection = Rejection(
+            Reason.UNEXPECTED,
+            f"the configuration does not fit this host: {'; '.join(configured.mismatches)}",
+            remedy="correct the configuration and restart the agent; running pods are not affected",
+        )
+        return Decision(pod.uid, ledger, cause=rejection)
+    return admit(configured.rules, ledger, pod)

@@ -3,6 +3,7 @@
 A condition has a type that is true when all is well (`Enforced`), a status, a reason for programs
 and a message for people. Only those whose status is False are kept: what is well has no condition.
 `since` is when a condition was found first; it stays as long as type, reason and subject do.
+All conditions follow from the state each time they are asked for.
 """
 
 from __future__ import annotations
@@ -13,18 +14,27 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from agent.api.documents import ConditionDocument
+from agent.api.views import unprepared_line
+from agent.managers.allocation import Origin
+from agent.managers.recovery import describe_recovered
 from agent.pods.model import full_name
 from agent.server.pod_records import Absence
+from agent.sources.source import ADMITTED
 from cgroupfs.settings import CPUS, MEMS, PARTITION_FILES
 from cgroupfs.tree import is_within, parent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from agent.api.documents import ManifestDocument
+    from agent.isolation.host import IsolationReport
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Violation
+    from agent.managers.ledger import Ledger
     from agent.managers.quality import Intrusion
     from agent.reconcile.diff import Difference
+    from agent.server.configured import ConfiguredHost
+    from agent.server.observations import Observations, Parts
     from agent.server.pod_records import PodRecord
 
 
@@ -64,6 +74,118 @@ class ConditionType(StrEnum):
     HISTORY_RECORDED = "HistoryRecorded"
     #: All else that the agent does works: its watches, timers, what it read at the start.
     AGENT_HEALTHY = "AgentHealthy"
+
+
+def of_agent(configured: ConfiguredHost, observed: Observations) -> Iterator[ConditionDocument]:
+    """Yield what is not well about what the agent reads and saves."""
+    for message in configured.conditions():
+        yield ConditionDocument(ConditionType.CONFIGURATION_APPLIED, "NotInEffect", message)
+    for subject, message in observed.conditions.items():
+        yield _of(ConditionType.AGENT_HEALTHY, subject, message)
+    for name, source in observed.sources.items():
+        if (error := source.unreadable) is not None:
+            yield ConditionDocument(
+                ConditionType.SOURCE_READ, error.reason, error.found, error.remedy
+            )
+        for message in source.conditions:
+            yield _of(ConditionType.SOURCE_READ, name, message)
+    if observed.unsaved is not None:
+        yield _of(ConditionType.CHECKPOINT_SAVED, "NotSaved", f"checkpoint: {observed.unsaved}")
+
+
+def of_parts(parts: Parts) -> Iterator[ConditionDocument]:
+    """Yield what is not well about the parts of the agent, as each of them says."""
+    for part, how in parts.progress.failures().items():
+        yield _of(ConditionType.AGENT_HEALTHY, part, f"{part} {how}")
+    for name, message in parts.providers.conditions():
+        yield _of(ConditionType.DEVICES_OFFERED, name, message)
+    for message in () if parts.kubelet_devices is None else parts.kubelet_devices.conditions:
+        yield _of(ConditionType.DEVICES_OFFERED, "Kubelet", message)
+    for message in parts.cdi_files.conditions:
+        yield _of(ConditionType.DEVICES_DELIVERED, "CDI", message)
+    for message in () if parts.assigned_files is None else parts.assigned_files.conditions:
+        yield _of(ConditionType.CONTAINERS_INFORMED, "NotWritten", message)
+    for message in () if parts.history is None else parts.history.conditions:
+        yield _of(ConditionType.HISTORY_RECORDED, "NotWritten", message)
+
+
+def of_kernel(
+    ledger: Ledger, observed: Observations, isolation: IsolationReport
+) -> Iterator[ConditionDocument]:
+    """Yield what the kernel or systemd does not enforce outside of single pods."""
+    for subject, message in isolation.conditions.items():
+        yield _of(ConditionType.ISOLATED, subject, message)
+    for difference in without_consequences(observed.unenforced):
+        yield not_enforced(difference, "")
+    for difference in observed.contested:
+        pod = ledger.allocations.get(difference.pod)
+        yield contested(difference, "" if pod is None else full_name(pod))
+
+
+def of_pods(
+    ledger: Ledger,
+    observed: Observations,
+    intruded: Mapping[str, Sequence[Intrusion]],
+    invalid: Iterable[Violation],
+) -> Iterator[ConditionDocument]:
+    """Yield what is not well about single pods.
+
+    `intruded` has what may use exclusive CPUs of a pod, by its uid; `invalid` are the allocations
+    that the current policy would not make.
+    """
+    for uid, displaced in observed.displaced.items():
+        yield ConditionDocument(
+            ConditionType.ALLOCATION_CONFIRMED,
+            "Displaced",
+            str(displaced),
+            uid=uid,
+            pod=full_name(displaced),
+        )
+    for uid, allocation in ledger.allocations.items():
+        if allocation.origin is Origin.RECOVERED:
+            yield ConditionDocument(
+                ConditionType.ALLOCATION_CONFIRMED,
+                "Recovered",
+                f"pod uid {uid} was recovered from its cgroups with "
+                f"{describe_recovered(allocation)}",
+                f"admit it to confirm that, or free it with 'numawarden remove {uid}'",
+                uid=uid,
+                pod=full_name(allocation),
+            )
+        record = observed.records.of(uid)
+        for difference in without_consequences(record.unenforced, observed.unenforced):
+            yield not_enforced(difference, full_name(allocation))
+        if allocation.unprepared:
+            yield ConditionDocument(
+                ConditionType.DEVICES_DELIVERED,
+                "NotPrepared",
+                unprepared_line(allocation),
+                "look at the plugin's log, then admit the pod again: the plugin is asked again",
+                uid=uid,
+                pod=full_name(allocation),
+            )
+        if uid in intruded:
+            yield not_exclusive(allocation, intruded[uid])
+        if record.not_found:
+            yield not_found(allocation, record)
+    yield from map(not_valid, invalid)
+
+
+def of_entries(entries: Iterable[ManifestDocument]) -> Iterator[ConditionDocument]:
+    """Yield the entries of sources that ask for a pod in vain."""
+    for entry in entries:
+        if entry.state != ADMITTED:
+            yield ConditionDocument(
+                ConditionType.ENTRY_ADMITTED,
+                camel_case(entry.state),
+                f"{entry.subject} is {entry.state}: {entry.message}",
+                uid=entry.uid or "",
+                file=entry.file,
+            )
+
+
+def _of(kind: ConditionType, subject: str, message: str) -> ConditionDocument:
+    return ConditionDocument(kind, camel_case(subject), message)
 
 
 def not_enforced(difference: Difference, pod: str) -> ConditionDocument:

@@ -36,9 +36,9 @@ from agent.server.errors import (
     SourcePodError,
 )
 from agent.server.events import operation
+from agent.server.observations import COMPARISON
 from agent.server.pod_records import PodRecord, details
 from agent.server.reports import PodDescriber, RejectionReporter, pods_now, rejection_answer
-from agent.server.state import COMPARISON
 from agent.state.checkpoint import host_changes, host_facts
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from agent.managers.decision import Violation
     from agent.pods.model import Pod
     from agent.reconcile.report import EnforcementReport, PlannedChange
-    from agent.server.state import ConfiguredHost
+    from agent.server.configured import ConfiguredHost
     from agent.server.steps import Steps
     from agent.state.checkpoint import SharedPod
 

@@ -22,9 +22,9 @@ from agent.server.connections import Connections
 from agent.server.errors import EXPECTED, message_of
 from agent.server.limits import Limit, Limits
 from agent.server.monitoring import Monitoring
+from agent.server.observations import COMPARISON
 from agent.server.peers import callers_of, user_caller
 from agent.server.queue import QueueStopped
-from agent.server.state import COMPARISON
 from agent.sources.source import SourceUnreadableError
 
 if TYPE_CHECKING:
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
     from agent.clock import Clock
     from agent.devices.provider import DeviceProvider
+    from agent.server.configured import ConfiguredHost
     from agent.server.controller import Controller
     from agent.server.handlers import Api
     from agent.server.intake import PodIntake
     from agent.server.pod_resources import PodResourcesListener
     from agent.server.service_manager import ServiceManager
     from agent.server.sockets import UnixListener
-    from agent.server.state import ConfiguredHost
     from sysfs.host import WithheldCpus
     from sysfs.mask import Mask
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from agent.managers.recovery import ObservedPod
     from agent.managers.resource_manager import ResourceManager
     from agent.managers.topology.hint import Hint
-    from agent.server.state import AgentState, ConfiguredHost
+    from agent.server.configured import ConfiguredHost
+    from agent.server.state import AgentState
     from agent.state.checkpoint import HostFacts, UnusableCheckpointError
     from agent.state.store import LoadResult
 

@@ -1,232 +1,65 @@
 """The state of the running agent: what is configured, what is saved, and what was observed.
 
-What is configured is the host as last read and the effective policy that follows from it and from
-the configuration (`situate`).
+All that is known of a pod, of the kernel and of the agent follows from these three; what follows
+is a property. The state is changed on the event loop alone: what is saved by `Steps.commit`, what
+is configured in a turn of the line.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agent import __version__
-from agent.api.documents import ConditionDocument
-from agent.api.views import unprepared_line
-from agent.clock import SystemClock
-from agent.config.model import Config, ConfigError
-from agent.config.resolve import admits_nothing, resolve, resolve_what_fits
-from agent.devices.cdi import CdiFiles
-from agent.devices.provider import NO_OFFER
-from agent.devices.providers import Providers
+from agent.config.resolve import admits_nothing
 from agent.isolation.host import NOT_APPLIED
-from agent.managers.admission import admit
-from agent.managers.allocation import API, Origin, Source
+from agent.managers.allocation import API, Source
 from agent.managers.cpu.manager import shared_cpus, shared_pool
-from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.device.kubelet import NOT_LISTED, KubeletListing
-from agent.managers.machine import Machine
-from agent.managers.policy import NO_CORDON
 from agent.managers.quality import invalid_allocations
-from agent.managers.recovery import describe_recovered
-from agent.managers.registry import MANAGERS
-from agent.managers.rules import EffectivePolicy, with_cordon
-from agent.managers.versions import NEWEST, KubernetesVersion
 from agent.pods.model import full_name
-from agent.progress import Progress
 from agent.reconcile.exclusivity import intrusions
 from agent.reconcile.target import Desired, lacking, usable
 from agent.server.conditions import (
     ConditionTimes,
-    ConditionType,
-    camel_case,
-    contested,
     not_allocatable,
-    not_enforced,
-    not_exclusive,
-    not_found,
-    not_valid,
-    without_consequences,
+    of_agent,
+    of_entries,
+    of_kernel,
+    of_parts,
+    of_pods,
 )
 from agent.server.errors import ContainerNotFoundError, PodNotFoundError
 from agent.server.gauges import GaugeInput
-from agent.server.pod_records import PodRecords
-from agent.sources.source import ADMITTED, ENTRY_STATES, PodNames
+from agent.server.observations import Observations, Parts, SourceState
+from agent.sources.source import ENTRY_STATES, PodNames
 from agent.state.checkpoint import host_facts, policy_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from agent.api.documents import (
+        ConditionDocument,
         ConfigurationDocument,
-        DriftDocument,
         ManifestDocument,
-        ReconcileDocument,
-        RuntimeDocument,
     )
-    from agent.devices.provider import Offer
-    from agent.isolation.host import HostIsolation, IsolationReport
+    from agent.isolation.host import IsolationReport
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Violation
     from agent.managers.ledger import Ledger
-    from agent.managers.policy import Cordon, PluginDevice, Policy
     from agent.managers.quality import Intrusion
-    from agent.managers.recovery import Displaced
-    from agent.managers.resource_manager import ResourceManager
-    from agent.pods.model import GivenDevices, Pod
-    from agent.reconcile.assigned import AssignedFiles
-    from agent.reconcile.diff import Difference
-    from agent.reconcile.tasks import Intruders
-    from agent.server.events import HistoryRecorder
+    from agent.managers.rules import EffectivePolicy
+    from agent.pods.model import Pod
+    from agent.server.configured import ConfiguredHost
     from agent.sources.source import PodSource, SourceUnreadableError
     from agent.state.checkpoint import Checkpoint
     from sysfs.host import Host
     from sysfs.mask import Mask
-
-
-class GoverningVersion(Struct, frozen=True):
-    """Whose rules hold where those of versions of Kubernetes differ, and what says so."""
-
-    version: KubernetesVersion = NEWEST
-    source: str = "the default"
-
-
-class ConfiguredHost(Struct, frozen=True):
-    """What decisions and enforcement are based on.
-
-    `governing` says by which version's rules the policy goes.
-    `mismatches` are the settings of the configuration that do not fit the host, a line each.
-    `frozen`: the configuration has not fitted the host since the start, so that `rules` has only
-    the settings that fit, and no new pod is admitted.
-    """
-
-    host: Host
-    rules: EffectivePolicy
-    mismatches: tuple[str, ...] = ()
-    frozen: bool = False
-    governing: GoverningVersion = GoverningVersion()
-
-    def conditions(self) -> tuple[str, ...]:
-        """Return the mismatches and their effect, a line each."""
-        effect = (
-            "pods keep their allocations and no new pod is admitted"
-            if self.frozen
-            else "the previous policy stays in effect"
-        )
-        return tuple(
-            f"{mismatch}; until the configuration fits the host, {effect}"
-            for mismatch in self.mismatches
-        )
-
-
-def decide(configured: ConfiguredHost, ledger: Ledger, pod: Pod) -> Decision:
-    """Decide by the effective policy; a frozen host admits no new pod."""
-    if configured.frozen and pod.uid not in ledger.allocations:
-        rejection = Rejection(
-            Reason.UNEXPECTED,
-            f"the configuration does not fit this host: {'; '.join(configured.mismatches)}",
-            remedy="correct the configuration and restart the agent; running pods are not affected",
-        )
-        return Decision(pod.uid, ledger, cause=rejection)
-    return admit(configured.rules, ledger, pod)
-
-
-def situate(
-    config: Config,
-    host: Host,
-    previous: ConfiguredHost | None = None,
-    *,
-    allocated: bool = False,
-    managers: tuple[ResourceManager, ...] = MANAGERS,
-    offer: Offer = NO_OFFER,
-    cordon: Cordon = NO_CORDON,
-) -> ConfiguredHost:
-    """Return the effective policy of a configuration on a host, with the `managers`.
-
-    The devices are those that the configuration lists, and those that providers `offer`. Nothing
-    new is allocated from what the `cordon` has.
-
-    If the configuration does not fit (for example, its reserved CPUs are gone), the `previous`
-    policy stays in effect on the host as it is now. Without a previous policy, the settings that
-    fit are used to keep existing allocations (`allocated`: there are some); if there are none,
-    `ConfigError` is raised.
-    """
-    machine = Machine.of(host)
-
-    def ruled(policy: Policy) -> EffectivePolicy:
-        offered = _with_offer(policy, config, machine, offer)
-        return with_cordon(EffectivePolicy(machine, offered, managers), cordon)
-
-    try:
-        return ConfiguredHost(host, ruled(resolve(config, machine, offline=host.offline)))
-    except ConfigError as error:
-        mismatches = tuple(f"{problem.path}: {problem.message}" for problem in error.problems)
-        if previous is not None:
-            rules = ruled(previous.rules.policy)
-            return ConfiguredHost(host, rules, mismatches, previous.frozen, previous.governing)
-        if not allocated:
-            raise
-        rules = ruled(resolve_what_fits(config, machine))
-        return ConfiguredHost(host, rules, mismatches, frozen=True)
-
-
-class _Inventory:
-    """The devices of a resource, the same only as themselves: comparing thousands takes long."""
-
-    def __init__(self, devices: tuple[PluginDevice, ...]) -> None:
-        self.devices = devices
-
-    def __hash__(self) -> int:
-        return id(self.devices)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Inventory) and self.devices is other.devices
-
-
-@lru_cache(maxsize=128)
-def _placed(inventory: _Inventory, nodes: Mask) -> tuple[PluginDevice, ...]:
-    """Return devices with those of their nodes that a machine has; of one change, not of all."""
-    if all(device.nodes <= nodes for device in inventory.devices):
-        return inventory.devices
-    return tuple(replace(device, nodes=device.nodes & nodes) for device in inventory.devices)
-
-
-def _with_offer(policy: Policy, config: Config, machine: Machine, offer: Offer) -> Policy:
-    """Return the policy with the devices of the configuration and those that are offered.
-
-    A node that the machine does not have says nothing about where a device is.
-    """
-    offered = {
-        resource: _placed(_Inventory(inventory), machine.node_mask)
-        for resource, inventory in offer.devices.items()
-    }
-    devices = MappingProxyType({**offered, **config.agent.devices})
-    preferring = offer.preferring - config.agent.devices.keys()
-    if (devices, preferring) == (policy.devices, policy.preferring):
-        return policy
-    return replace(policy, devices=devices, preferring=preferring)
-
-
-#: Subject of the first comparison in `Observations.pending`.
-COMPARISON: Final = "comparison"
-
-
-class SourceState(Struct):
-    """One registered source of pods.
-
-    `removal` says how a pod of it is ended. `entries` is what it asked for when it was last read,
-    by key. `conditions` is what it could not find out, `unreadable` why it cannot be read now.
-    """
-
-    removal: str
-    unreadable: SourceUnreadableError | None = None
-    entries: Mapping[str, ManifestDocument] = MappingProxyType({})
-    conditions: tuple[str, ...] = ()
 
 
 class FormerChanges(Struct, frozen=True):
@@ -234,20 +67,6 @@ class FormerChanges(Struct, frozen=True):
 
     host: tuple[str, ...] = ()
     policy: tuple[str, ...] = ()
-
-
-class DevicesGiven(Protocol):
-    """The devices that a kubelet beside the agent gave to containers, a plug of the agent."""
-
-    #: What the kubelet listed last.
-    listed: KubeletListing
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        """What keeps the agent from knowing these devices."""
-
-    async def of(self, pod: Pod) -> GivenDevices:
-        """Return the devices of a pod; asks the kubelet."""
 
 
 class AtStart(Struct):
@@ -268,68 +87,6 @@ class AtStart(Struct):
     changed_before: FormerChanges = FormerChanges()
 
 
-class Observations(Struct):
-    """What the agent saw since its start; none of it is saved."""
-
-    #: Whether changes are accepted.
-    ready: bool = False
-    #: The steps of the start that are not done yet, by subject.
-    pending: dict[str, str] = field(default_factory=dict)
-    #: What was seen of each pod.
-    records: PodRecords = field(default_factory=PodRecords)
-    #: The registered sources of pods by name.
-    sources: dict[str, SourceState] = field(default_factory=dict)
-    #: The latest comparison with the kernel.
-    last_reconcile: ReconcileDocument | None = None
-    #: The Unix time of the latest comparison that found no difference.
-    last_agreement: float | None = None
-    #: The Unix time at which the topology was last published to a cluster.
-    last_publication: float | None = None
-    #: How many changes there were that may have made room for a rejected pod.
-    releases: int = 0
-    #: Why the checkpoint could not be saved, or may not be durable.
-    unsaved: str | None = None
-    #: The room that was last found for the checkpoint, None before it was looked for.
-    free_bytes: int | None = None
-    #: What the kernel or systemd does not enforce outside of single pods.
-    unenforced: tuple[Difference, ...] = ()
-    #: What another process writes again after each repair.
-    contested: tuple[Difference, ...] = ()
-    #: The latest settings that another process changed.
-    drift: tuple[DriftDocument, ...] = ()
-    #: Allocations of the checkpoint whose CPUs another running pod uses, by uid, until their pods
-    #: are admitted or removed.
-    displaced: dict[str, Displaced] = field(default_factory=dict)
-    #: The tasks that may run on exclusive CPUs of pods they do not belong to, None before they were
-    #: looked for.
-    intruding: Intruders | None = None
-    #: All other conditions by subject, beside the parts of `progress` that stand still.
-    conditions: dict[str, str] = field(default_factory=dict)
-    #: Since when each condition holds.
-    condition_times: ConditionTimes = field(default_factory=ConditionTimes)
-
-
-class Parts(Struct):
-    """The parts of the agent that have state and conditions of their own."""
-
-    #: Offer devices beside the configuration.
-    providers: Providers = field(default_factory=Providers)
-    #: Devices of the plugins of a kubelet beside the agent, None without one.
-    kubelet_devices: DevicesGiven | None = None
-    #: Describes the session with the container runtime, None without one.
-    runtime: Callable[[], RuntimeDocument] | None = None
-    #: Hand over what providers deliver.
-    cdi_files: CdiFiles = field(default_factory=lambda: CdiFiles(None))
-    #: Say to containers what they have, None where that is not configured.
-    assigned_files: AssignedFiles | None = None
-    #: None where no history is kept.
-    history: HistoryRecorder | None = None
-    #: The host-wide settings.
-    isolation: HostIsolation | None = None
-    #: Which parts stand still.
-    progress: Progress = field(default_factory=lambda: Progress(SystemClock()))
-
-
 class AgentState(Struct):
     """The state of the running agent: what is configured, what is saved, what was observed."""
 
@@ -345,6 +102,8 @@ class AgentState(Struct):
     _names: PodNames = field(default_factory=PodNames)
     _fitting: tuple[Host, Ledger] | None = None
     _left: tuple[EffectivePolicy, tuple[ConditionDocument, ...]] | None = None
+    #: Since when each condition holds.
+    _times: ConditionTimes = field(default_factory=ConditionTimes)
 
     @property
     def invalid(self) -> tuple[Violation, ...]:
@@ -444,116 +203,27 @@ class AgentState(Struct):
 
     def present_conditions(self) -> tuple[ConditionDocument, ...]:
         """Return what is not as it should be, as conditions whose status is False."""
-        return (*self._of_agent(), *self._of_kernel(), *self._of_pods(), *self._of_sources())
+        observed = self.observed
+        return (
+            *self.not_allocatable,
+            *of_agent(self.configured, observed),
+            *of_parts(self.parts),
+            *of_kernel(self.ledger, observed, self._isolation),
+            *of_pods(self.ledger, observed, self.intrusions, self.invalid),
+            *of_entries(self.entries()),
+        )
 
     def dated_conditions(self, now: float) -> tuple[ConditionDocument, ...]:
         """Return what is not as it should be, with since when; `now` is the Unix time."""
-        return self.observed.condition_times.dated(self.present_conditions(), now)
+        return self._times.dated(self.present_conditions(), now)
 
     def condition_lines(self) -> tuple[str, ...]:
         """Return what is not as it should be, one line each."""
         return tuple(condition.line for condition in self.present_conditions())
 
-    def _of_agent(self) -> Iterator[ConditionDocument]:
-        for message in self.configured.conditions():
-            yield ConditionDocument(ConditionType.CONFIGURATION_APPLIED, "NotInEffect", message)
-        yield from self.not_allocatable
-        for part, how in self.parts.progress.failures().items():
-            message = f"{part} {how}"
-            yield ConditionDocument(ConditionType.AGENT_HEALTHY, camel_case(part), message)
-        for subject, message in self.observed.conditions.items():
-            yield ConditionDocument(ConditionType.AGENT_HEALTHY, camel_case(subject), message)
-        for name, source in self.observed.sources.items():
-            if (error := source.unreadable) is not None:
-                yield ConditionDocument(
-                    ConditionType.SOURCE_READ, error.reason, error.found, error.remedy
-                )
-            for message in source.conditions:
-                yield ConditionDocument(ConditionType.SOURCE_READ, camel_case(name), message)
-        yield from self._of_devices()
-        for message in () if self.parts.history is None else self.parts.history.conditions:
-            yield ConditionDocument(ConditionType.HISTORY_RECORDED, "NotWritten", message)
-        if self.observed.unsaved is not None:
-            message = f"checkpoint: {self.observed.unsaved}"
-            yield ConditionDocument(ConditionType.CHECKPOINT_SAVED, "NotSaved", message)
-
-    def _of_devices(self) -> Iterator[ConditionDocument]:
-        for name, message in self.parts.providers.conditions():
-            yield ConditionDocument(ConditionType.DEVICES_OFFERED, camel_case(name), message)
-        for message in (
-            () if self.parts.kubelet_devices is None else self.parts.kubelet_devices.conditions
-        ):
-            yield ConditionDocument(ConditionType.DEVICES_OFFERED, "Kubelet", message)
-        for message in self.parts.cdi_files.conditions:
-            yield ConditionDocument(ConditionType.DEVICES_DELIVERED, "CDI", message)
-        for message in (
-            () if self.parts.assigned_files is None else self.parts.assigned_files.conditions
-        ):
-            yield ConditionDocument(ConditionType.CONTAINERS_INFORMED, "NotWritten", message)
-
     @property
     def _isolation(self) -> IsolationReport:
         return NOT_APPLIED if self.parts.isolation is None else self.parts.isolation.report
-
-    def _of_kernel(self) -> Iterator[ConditionDocument]:
-        for subject, message in self._isolation.conditions.items():
-            yield ConditionDocument(ConditionType.ISOLATED, camel_case(subject), message)
-        for difference in without_consequences(self.observed.unenforced):
-            yield not_enforced(difference, "")
-        for difference in self.observed.contested:
-            pod = self.ledger.allocations.get(difference.pod)
-            yield contested(difference, "" if pod is None else full_name(pod))
-
-    def _of_pods(self) -> Iterator[ConditionDocument]:
-        intruded = self.intrusions
-        for uid, displaced in self.observed.displaced.items():
-            yield ConditionDocument(
-                ConditionType.ALLOCATION_CONFIRMED,
-                "Displaced",
-                str(displaced),
-                uid=uid,
-                pod=full_name(displaced),
-            )
-        for uid, allocation in self.ledger.allocations.items():
-            if allocation.origin is Origin.RECOVERED:
-                yield ConditionDocument(
-                    ConditionType.ALLOCATION_CONFIRMED,
-                    "Recovered",
-                    f"pod uid {uid} was recovered from its cgroups with "
-                    f"{describe_recovered(allocation)}",
-                    f"admit it to confirm that, or free it with 'numawarden remove {uid}'",
-                    uid=uid,
-                    pod=full_name(allocation),
-                )
-            record = self.observed.records.of(uid)
-            for difference in without_consequences(record.unenforced, self.observed.unenforced):
-                yield not_enforced(difference, full_name(allocation))
-            if allocation.unprepared:
-                yield ConditionDocument(
-                    ConditionType.DEVICES_DELIVERED,
-                    "NotPrepared",
-                    unprepared_line(allocation),
-                    "look at the plugin's log, then admit the pod again: the plugin is asked again",
-                    uid=uid,
-                    pod=full_name(allocation),
-                )
-            if uid in intruded:
-                yield not_exclusive(allocation, intruded[uid])
-            if record.not_found:
-                yield not_found(allocation, record)
-        for violation in self.invalid:
-            yield not_valid(violation)
-
-    def _of_sources(self) -> Iterator[ConditionDocument]:
-        for entry in self.entries():
-            if entry.state != ADMITTED:
-                yield ConditionDocument(
-                    ConditionType.ENTRY_ADMITTED,
-                    camel_case(entry.state),
-                    f"{entry.subject} is {entry.state}: {entry.message}",
-                    uid=entry.uid or "",
-                    file=entry.file,
-                )
 
     def register(self, source: PodSource) -> None:
         """Add a source of pods, which has not been read yet.

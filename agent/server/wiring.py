@@ -38,6 +38,7 @@ from agent.reconcile.start_checks import make_enforcer, make_layout, open_tree
 from agent.reconcile.tasks import read_tasks
 from agent.reconcile.withheld import read_withheld
 from agent.runtimes import RuntimeFiles
+from agent.server.configured import GoverningVersion, situate
 from agent.server.controller import Controller
 from agent.server.errors import StartError, missing_extra
 from agent.server.events import HistoryRecorder
@@ -46,12 +47,13 @@ from agent.server.handlers import Api
 from agent.server.intake import PodIntake, SourceAdmissions
 from agent.server.kernel import HostProbes, KernelEnforcement
 from agent.server.lifecycle import Companion, HostInputs, Listeners, Service
+from agent.server.observations import Observations, Parts
 from agent.server.pod_records import details
 from agent.server.providers import device_plugins, make_providers, own_devices
 from agent.server.queue import Worker
 from agent.server.restart import orphaned_since, recover_pods, restored_state
 from agent.server.sockets import Address, group_id, open_tcp, open_unix, tls_context
-from agent.server.state import AgentState, AtStart, GoverningVersion, Observations, Parts, situate
+from agent.server.state import AgentState, AtStart
 from agent.server.steps import Steps
 from agent.server.watches import CgroupChanges, directory_changes
 from agent.sources.manifests import ManifestDirectory, ManifestFormat
@@ -73,9 +75,10 @@ if TYPE_CHECKING:
     from agent.reconcile.diff import WriterOf
     from agent.reconcile.tasks import Task
     from agent.runtimes import ContainerIdentifier
+    from agent.server.configured import ConfiguredHost
+    from agent.server.observations import DevicesGiven
     from agent.server.providers import ProviderFactory
     from agent.server.service_manager import ServiceManager
-    from agent.server.state import ConfiguredHost, DevicesGiven
     from agent.sources.source import PodSource
     from agent.state.store import Files, LoadResult
     from cgroupfs.tree import CgroupTree

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from agent.config.isolation import IsolationConfig, PartitionMode, PowerClass
 from agent.isolation.places import Form, text_of
 from agent.managers.policy import IsolationMode
+from agent.server.configured import situate
 from agent.server.memory import settle_memory
-from agent.server.state import situate
 from agent.state.checkpoint import Checkpoint, host_facts, policy_summary
 from agent.state.store import Store
 from agent.tools.playground import EmbeddedHost

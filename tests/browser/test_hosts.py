@@ -23,7 +23,7 @@ from agent.config.model import Config
 from agent.managers.admission import admit, remove
 from agent.managers.machine import Machine
 from agent.managers.policy import Cordon
-from agent.server.state import situate
+from agent.server.configured import situate
 from sysfs.described import regular_host, with_memory_only_nodes, with_offline
 from sysfs.host import CoreKind, MemoryClass
 from sysfs.mask import Mask

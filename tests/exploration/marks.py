@@ -21,9 +21,9 @@ from agent.managers.ledger import Ledger
 from agent.pods.model import Pod
 from agent.reconcile.diff import Difference
 from agent.server.admissions import Admission, _Decided
+from agent.server.configured import ConfiguredHost
 from agent.server.intake import Entry, EntryOutcome, PodIntake
 from agent.server.queue import Job, SerialQueue, Turns, Waiting
-from agent.server.state import ConfiguredHost
 from agent.sources.source import SourceEntry
 from agent.state.checkpoint import Checkpoint
 from sysfs.mask import Mask

@@ -13,7 +13,7 @@ from agent.managers.machine import Machine
 from agent.managers.policy import CpuPolicy, PluginDevice
 from agent.pods.manifest import load_pod
 from agent.reconcile.start_checks import make_layout
-from agent.server.state import ConfiguredHost
+from agent.server.configured import ConfiguredHost
 from agent.sources.source import SourceEntry, SourceReading
 from agent.state.checkpoint import Checkpoint
 from agent.state.store import Store

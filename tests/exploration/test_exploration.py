@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from agent.api.documents import CordonRequest, CordonsDocument
     from agent.managers.ledger import Ledger
-    from agent.server.state import ConfiguredHost
+    from agent.server.configured import ConfiguredHost
     from agent.state.checkpoint import Checkpoint
 
 

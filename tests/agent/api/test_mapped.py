@@ -29,7 +29,7 @@ from agent.managers.machine import Machine
 from agent.managers.memory.state import NodeMemory
 from agent.managers.policy import PluginDevice
 from agent.pods.model import ContainerKind, GivenDevice, QosClass
-from agent.server.state import situate
+from agent.server.configured import situate
 from sysfs.described import regular_host, with_memory_only_nodes
 from sysfs.host import MemoryClass
 from sysfs.mask import Mask

@@ -22,7 +22,7 @@ from agent.pods.manifest import load_pod
 from agent.pods.quantity import Quantity
 from agent.reconcile.identify import pod_cgroup
 from agent.reconcile.withheld import read_withheld
-from agent.server.state import situate
+from agent.server.configured import situate
 from agent.server.wiring import Fakes, Wiring
 from agent.state.checkpoint import decode
 from agent.state.store import CHECKPOINT_NAME

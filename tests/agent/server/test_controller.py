@@ -33,13 +33,14 @@ from agent.pods.manifest import load_pod
 from agent.reconcile.report import EnforcementReport
 from agent.server import metrics as names
 from agent.server.admissions import LONGEST_GROUP, MOST_AT_ONCE
+from agent.server.configured import ConfiguredHost
 from agent.server.controller import Controller
 from agent.server.errors import CheckpointFailedError
 from agent.server.gauges import Metrics
 from agent.server.kernel import KernelEnforcement
 from agent.server.limits import Caller
 from agent.server.queue import Worker, called_by
-from agent.server.state import AgentState, ConfiguredHost
+from agent.server.state import AgentState
 from agent.server.steps import Steps
 from agent.state.checkpoint import Checkpoint, CheckpointIOError
 from agent.state.store import Store

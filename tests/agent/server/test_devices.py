@@ -12,7 +12,7 @@ from agent.config.model import Config
 from agent.devices.provider import Offer
 from agent.managers.allocation import Delivery, DeviceNode
 from agent.managers.policy import PluginDevice
-from agent.server.state import situate
+from agent.server.configured import situate
 from agent.state.store import peek
 from sysfs.mask import Mask
 from tests.agent.server.support import UID, in_loop, manifest, running, two_packages, until

@@ -15,9 +15,9 @@ from agent.cluster.plugs import PLUGS
 from agent.config.model import MemoryReservationPolicy
 from agent.pods.quantity import Quantity
 from agent.server import lifecycle as service_module
+from agent.server.admissions import decide
 from agent.server.limits import Caller
 from agent.server.queue import called_by
-from agent.server.state import decide
 from agent.server.wiring import Fakes, Wiring
 from tests.agent.server.support import (
     OTHER_UID,
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from agent.managers.decision import Decision
     from agent.managers.ledger import Ledger
     from agent.pods.model import Pod
+    from agent.server.configured import ConfiguredHost
     from agent.server.lifecycle import Service
-    from agent.server.state import ConfiguredHost
     from tests.agent.server.support import Running, World
 
 POD = f"kubepods/pod{UID}"

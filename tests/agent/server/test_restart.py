@@ -22,8 +22,8 @@ from agent.managers.registry import MANAGERS
 from agent.managers.versions import KubernetesVersion
 from agent.pods.quantity import Quantity
 from agent.server import wiring as assembly
+from agent.server.configured import situate
 from agent.server.restart import node_moves, renumbered
-from agent.server.state import situate
 from agent.state.checkpoint import HostFacts, NodeFacts, SharedPod
 from sysfs.described import regular_host, with_offline
 from sysfs.mask import EMPTY, Mask
