@@ -49,7 +49,8 @@ from agent.server import metrics as names
 from agent.server.errors import CheckpointFailedError, PodRemovedError
 from agent.server.log import allocation_fields, allocation_line
 from agent.server.pod_records import PodRecord
-from agent.server.queue import OWN, Job, QueueStopped, called_by, outcome_of
+from agent.server.preparations import ASKED, Preparations
+from agent.server.queue import Job, outcome_of
 from agent.server.reports import PodDescriber
 from agent.sources.source import assigned, belongs_elsewhere, lasting, name_taken
 from sysfs.mask import Mask
@@ -68,16 +69,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: So many pods are decided at most before they are saved and enforced: a pod that comes meanwhile
-#: waits for as many.
+#: The most pods that are decided before they are saved and enforced together: a pod that comes
+#: meanwhile waits for all of them.
 MOST_AT_ONCE: Final = 32
-#: So long, in seconds, a group is decided on before it takes effect: its first pod, and who wants
-#: another change, wait for it.
+#: The longest time in which a group is decided, in seconds: its first pod, and every other change,
+#: wait for the end of it.
 LONGEST_GROUP: Final = 0.1
-#: This part of the time that plugins have for a pod is for what they prefer, which no pod needs.
+#: The share of the time that plugins have for a pod in which they may say what they prefer.
 PREFERENCE_SHARE: Final = 0.4
-#: What is said of devices until the plugin has answered.
-_ASKED: Final = "PreStartContainer has not been answered"
 
 _Answers = MappingProxyType[Question, tuple[str, ...]]
 _UNASKED: Final[_Answers] = MappingProxyType({})
@@ -130,8 +129,7 @@ class Admissions:
         self._steps = steps
         self._state = steps.state
         self._rejections = rejections
-        #: The preparation of devices that is under way, by the uid of the pod.
-        self._preparing: dict[str, asyncio.Task[None]] = {}
+        self._preparations = Preparations(steps)
 
     async def admit(self, pod: Pod, source: Source, *, replace_pod: bool) -> AdmissionDocument:
         """Admit a pod in its turn; raises `QueueStopped`, `BusyError` and what fails.
@@ -252,7 +250,7 @@ class Admissions:
         except DeliveryError as error:
             return replace(decided, decision=self._undelivered(decided.decision, error))
         if state.parts.providers.prepares(delivered):
-            delivered = replace(delivered, unprepared=_ASKED)
+            delivered = replace(delivered, unprepared=ASKED)
         return replace(decided, decision=replace(decided.decision, allocation=delivered))
 
     async def _preferred(self, suspended: Suspended | None, latest: float) -> _Answers:
@@ -295,52 +293,53 @@ class Admissions:
             await known.request.answer(self._repeat(known.decision))
             return
         steps, state = self._steps, self._state
-        admitted = [each for each in group if each.decision.allocation is not None]
+        admitted = [decided for decided in group if decided.decision.allocation is not None]
         # 3. Save. What is raised is for those that were rejected, too: without the others there may
         #    be room for them.
         if admitted:
             await self._save(admitted)
-        for each in group:
-            if each.decision.allocation is None:
-                await each.request.answer(self._reject(each))
+        for decided in group:
+            if decided.decision.allocation is None:
+                await decided.request.answer(self._reject(decided))
         if not admitted:
             return
         # 4. Enforce. A replaced pod is first confined to the pool of a ledger with neither pod; the
         #    kernel gives nothing before it has taken the same from others.
         removal = None
-        for each in admitted:
-            if each.replaced is not None:
-                neither = remove(state.configured.rules, state.ledger, each.pod.uid)
+        for decided in admitted:
+            if decided.replaced is not None:
+                neither = remove(state.configured.rules, state.ledger, decided.pod.uid)
                 target = state.desired_of(neither)
-                removal = await steps.end_pod(each.replaced, target, each.pod.uid)
-        await steps.enforce_pods(*(each.pod.uid for each in admitted))
-        for each in admitted:
-            allocation = state.ledger.allocations[each.pod.uid]
+                removal = await steps.end_pod(decided.replaced, target, decided.pod.uid)
+        await steps.enforce_pods(*(decided.pod.uid for decided in admitted))
+        for decided in admitted:
+            allocation = state.ledger.allocations[decided.pod.uid]
             write = partial(steps.worker.run, state.parts.cdi_files.write, allocation)
-            await steps.after_save(write, each.pod.uid)
+            await steps.after_save(write, decided.pod.uid)
         # 5. What was read back is in the records now. 6. Report, and answer with it.
-        for each in admitted:
-            self._begin_preparing(each.pod.uid, delivered=True)
-            await each.request.answer(self._answer(each, removal))
+        for decided in admitted:
+            self._prepare(decided.pod.uid, delivered=True)
+            await decided.request.answer(self._answer(decided, removal))
 
     async def _save(self, admitted: Sequence[_Decided]) -> None:
         """Save decisions, then use them; raises `CheckpointFailedError`."""
         state, ledger = self._state, self._state.ledger
         rules = state.configured.rules
-        for each in admitted:
-            if each.replaced is not None:
-                ledger = remove(rules, ledger, each.replaced.uid)
-            if each.decision.allocation is not None:
-                ledger = charged(rules, ledger, each.decision.allocation)
-        _check_unique(ledger, {each.pod.uid for each in admitted})
+        for decided in admitted:
+            if decided.replaced is not None:
+                ledger = remove(rules, ledger, decided.replaced.uid)
+            if decided.decision.allocation is not None:
+                ledger = charged(rules, ledger, decided.decision.allocation)
+        _check_unique(ledger, {decided.pod.uid for decided in admitted})
         records = {
-            each.pod.uid: PodRecord(views.explanation_document(each.decision)) for each in admitted
+            decided.pod.uid: PodRecord(views.explanation_document(decided.decision))
+            for decided in admitted
         }
         durable = state.durable
-        for each in admitted:
-            if each.replaced is not None:
-                durable = durable.without_pod(ledger, each.replaced.uid)
-            durable = durable.with_pod(ledger, each.pod.uid)
+        for decided in admitted:
+            if decided.replaced is not None:
+                durable = durable.without_pod(ledger, decided.replaced.uid)
+            durable = durable.with_pod(ledger, decided.pod.uid)
         try:
             await self._steps.commit(durable)
         except CheckpointFailedError:
@@ -402,78 +401,31 @@ class Admissions:
                 log.info("pod matched", enforced=enforced, source=source, **fields)
 
             await steps.after_save(matched, uid)
-        self._begin_preparing(uid)
+        self._prepare(uid)
         count = partial(steps.metrics.counters.add, names.ADMISSIONS, "repeated")
         await steps.after_save(count, uid)
         return self.document(decision, allocation, record)
 
-    def _begin_preparing(self, uid: str, *, delivered: bool = False) -> None:
-        """Have the devices of a pod prepared in the background, if they are not.
-
-        The kubelet prepares devices when the container starts, with 30 s for a plugin: no turn
-        waits for it. What lacks is saved with the allocation, so that a pod asked for again after a
-        crash, or after a failure, has it done.
-
-        `delivered`: plugins have just allocated them. A preparation that is under way then belongs
-        to a removed pod of the same uid, and says nothing about this one.
-        """
-        allocation, former = self._state.ledger.allocations.get(uid), self._preparing.get(uid)
-        if allocation is None or not allocation.unprepared:
-            return
-        if former is not None and not delivered:
-            return
-        self._preparing[uid] = asyncio.create_task(self._prepare(allocation, former))
-
-    async def _prepare(self, allocation: PodAllocation, former: asyncio.Task[None] | None) -> None:
-        uid, state, this = allocation.uid, self._state, asyncio.current_task()
-
-        async def note() -> None:
-            now = state.ledger.allocations.get(uid)
-            if now is not None and now.unprepared and self._preparing[uid] is this:
-                ledger = state.ledger.with_unprepared(uid, why)
-                await self._steps.note(replace(state.durable, ledger=ledger))
-
-        try:
-            if former is not None:
-                await asyncio.wait((former,))
-            why = await self._why_unprepared(allocation)
-            # At a stop it stays to be done: who asks for the pod again has it done.
-            with suppress(QueueStopped), called_by(OWN):
-                await self._steps.queue.run(note)
-        finally:
-            if self._preparing[uid] is this:
-                del self._preparing[uid]
-
-    async def _why_unprepared(self, allocation: PodAllocation) -> str:
-        """Have the devices of a pod prepared; return why they are not, "" if they are."""
-        uid, pod = allocation.uid, full_name(allocation)
-        try:
-            await self._state.parts.providers.prepare(allocation)
-        except DeliveryError as error:
-            why = f"PreStartContainer of {error.resource} failed: {error.message}"
-            log.error("devices not prepared", uid=uid, pod=pod, why=why)  # noqa: TRY400  # the plugin's failure
-            return why
-        except Exception as error:
-            log.exception("devices not prepared", uid=uid, pod=pod)
-            return f"internal error ({type(error).__name__}: {error}); see the agent log"
-        return ""
+    def _prepare(self, uid: str, *, delivered: bool = False) -> None:
+        allocation = self._state.ledger.allocations.get(uid)
+        if allocation is not None and allocation.unprepared:
+            self._preparations.begin(allocation, delivered=delivered)
 
     async def prepared(self, answer: AdmissionDocument) -> AdmissionDocument:
         """Return an answer once the devices of its pod are prepared, or it is known why not.
 
         Raises `PodRemovedError` where it was removed meanwhile.
         """
-        if not answer.admitted or answer.uid not in self._preparing:
-            return answer
-        while (preparing := self._preparing.get(answer.uid)) is not None:
-            await asyncio.wait((preparing,))
         state = self._state
+        allocation = state.ledger.allocations.get(answer.uid)
+        if not answer.admitted or (allocation is not None and not allocation.unprepared):
+            return answer
+        if not await self._preparations.end(answer.uid):
+            return answer
         if (allocation := state.ledger.allocations.get(answer.uid)) is None:
             raise PodRemovedError(f"{answer.namespace}/{answer.name}")
-        described = PodDescriber.of(state).document(
-            allocation, state.observed.records.of(answer.uid)
-        )
-        return replace(answer, pod=described)
+        record = state.observed.records.of(answer.uid)
+        return replace(answer, pod=PodDescriber.of(state).document(allocation, record))
 
     def _decision(
         self,
