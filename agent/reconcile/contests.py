@@ -1,8 +1,12 @@
 """Files that another process writes again after each repair, and what is said of them.
 
-In go the comparisons of the kernel with the ledger; out come the cgroups that rest, the files that
-are contested, and a line for each of these when its repair was put off anew. How long a cgroup
-rests: `agent.reconcile.backoff`.
+In go the comparisons of the kernel with the ledger; out come the cgroups that are paused, the files
+that are contested, and a line for each of these, once per pause.
+
+- A cgroup is *paused* when repairs of it were reverted again and again: it is not repaired for a
+  while (`agent.reconcile.backoff` says how long). What differs meanwhile is *postponed*.
+- A file is *contested* when another process wrote it in a paused cgroup. What differs in cgroups
+  inside because of that was written by nobody, and is not contested.
 """
 
 from __future__ import annotations
@@ -32,10 +36,10 @@ class Contests:
     def __init__(self, mount: Path) -> None:
         self._mount = mount
         self._backoff = Backoff()
-        #: The start of the pause that was told last, by cgroup and file.
+        #: By cgroup and file: the start of the pause for which a line was last given.
         self._told: dict[tuple[str, str], float] = {}
 
-    def resting(self, now: float) -> Mapping[str, WriterConflict]:
+    def paused(self, now: float) -> Mapping[str, WriterConflict]:
         """Return the cgroups that are not to be repaired yet; `now` is in seconds."""
         return self._backoff.resting(now)
 
@@ -43,44 +47,43 @@ class Contests:
         self,
         report: EnforcementReport,
         drift: Iterable[Difference],
-        rested: Mapping[str, WriterConflict],
+        left_alone: Mapping[str, WriterConflict],
         now: float,
     ) -> EnforcementReport:
-        """Return a comparison with its `contested` files and, in `given_way`, the news of these.
+        """Return a comparison with its `contested` files and, in `given_way`, the lines on these.
 
-        `drift` is what other processes changed, and `rested` are the cgroups that the comparison
-        was told to leave: an operator who asks for repairs has none left. What was repaired before
-        its pause was over is part of the contest that is known.
+        `drift` is what other processes changed since the last comparison. `left_alone` are the
+        paused cgroups that the comparison was told not to repair: none where an operator insists.
         """
-        resting = self._backoff.resting(now)
+        paused = self._backoff.resting(now)
         contested = tuple(
             difference
             for difference in (*report.found, *report.postponed)
-            if difference.cgroup in rested
-            # What a cgroup inside has or lacks because of that is not written by anyone.
+            if difference.cgroup in left_alone
             and difference.is_written
             and difference.cause not in NO_DRIFT
         )
-        repaired = _repaired(report, (one for one in drift if one.cgroup not in resting))
+        # A repair during a pause does not count as another one that was reverted.
+        repaired = _repaired(report, (one for one in drift if one.cgroup not in paused))
         self._backoff.note(repaired, now)
-        self._told = {key: since for key, since in self._told.items() if key[0] in resting}
+        self._told = {key: since for key, since in self._told.items() if key[0] in paused}
         waiting = frozenset(difference.cgroup for difference in report.postponed)
         return replace(
             _with_constant_details(report, waiting),
             contested=contested,
-            given_way=tuple(self._news(contested, rested, waiting, now)),
+            given_way=tuple(self._lines(contested, left_alone, waiting, now)),
         )
 
-    def _news(
+    def _lines(
         self,
         contested: Iterable[Difference],
-        rested: Mapping[str, WriterConflict],
+        left_alone: Mapping[str, WriterConflict],
         waiting: frozenset[str],
         now: float,
     ) -> Iterator[str]:
-        """Yield what is done about each contested file, once in each pause."""
+        """Yield what is done about each contested file, once per pause."""
         for difference in contested:
-            key, contest = (difference.cgroup, difference.file), rested[difference.cgroup]
+            key, contest = (difference.cgroup, difference.file), left_alone[difference.cgroup]
             if self._told.get(key) == contest.since:
                 continue
             self._told[key] = contest.since
@@ -104,7 +107,7 @@ class Contests:
 def _repaired(
     report: EnforcementReport, drift: Iterable[Difference]
 ) -> Iterator[tuple[Setting, str]]:
-    """Yield the settings of cgroups of which another process wrote files, with the differences."""
+    """Yield the setting of each cgroup in which files were written, and what was written."""
     details: dict[str, list[str]] = {}
     for difference in drift:
         if difference.is_written:
@@ -118,7 +121,7 @@ def _repaired(
 
 
 def _with_constant_details(report: EnforcementReport, waiting: frozenset[str]) -> EnforcementReport:
-    """Return a report in which the differences of waiting cgroups always have the same detail.
+    """Return a report in which the detail of a postponed difference is always the same.
 
     Otherwise each write of the other writer would be reported as a new difference.
     """
@@ -128,7 +131,9 @@ def _with_constant_details(report: EnforcementReport, waiting: frozenset[str]) -
         replace(
             cgroup,
             differences=tuple(
-                replace(difference, detail=_put_off(difference))
+                difference
+                if difference.cause in NO_DRIFT
+                else replace(difference, detail=_postponed(difference))
                 for difference in cgroup.differences
             ),
         )
@@ -139,6 +144,9 @@ def _with_constant_details(report: EnforcementReport, waiting: frozenset[str]) -
     return replace(report, cgroups=CgroupReports(cgroups))
 
 
-def _put_off(difference: Difference) -> str:
-    what = f"{difference.file} of" if difference.is_written else "a cgroup above"
-    return f"another writer modifies {what} /{difference.cgroup}; its repair is delayed"
+def _postponed(difference: Difference) -> str:
+    cgroup = f"/{difference.cgroup}"
+    what = (
+        f"{difference.file} of {cgroup}" if difference.is_written else f"{cgroup} or one above it"
+    )
+    return f"another writer modifies {what}; its repair is delayed"

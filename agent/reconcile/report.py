@@ -124,45 +124,49 @@ class CgroupReports(tuple[CgroupReport, ...]):  # noqa: SLOT001  # what is deriv
 
 
 class EnforcementReport(Struct, frozen=True, dict=True):
-    """The result of a change or a comparison: everything that was found, written and left.
+    """The result of a change or a comparison: everything that was found, written and left."""
 
-    `found` is what differed before the first write, except cgroups that still showed their former
-    setting; `drift` the part of it that another process changed, without new pods and containers
-    and without what was beyond repair last time. `postponed` differs too and was not written for
-    now (`agent.reconcile.backoff`). `cgroups` is the state at the end, `differences` those that
-    concern no single setting (a controller, systemd). `unpartitioned` differ as partitions alone:
-    their sets are enforced, so that these are not among what remains. `writes` are the writes in
-    their order, `created` the cgroups that were created, `enabled` those whose
-    `cgroup.subtree_control` was written, `recorded` the units recorded in systemd. `notes` are
-    facts worth knowing that are not failures: unidentified cgroups, orphaned cgroups of removed
-    pods. `pods` are the uids of the pods that were observed, None when all were.
-
-    What depends on former observations is set for the controller: `settled` are the cgroups that
-    were new, `contested` are the differences that another process made again soon after repairs,
-    one for each file that it writes, `given_way` says of those that are news what is done about
-    them, `ended` are bound cgroups without processes whose bindings can be dropped. `orphaned` are
-    the uids of pods that are not in the ledger and whose cgroups still exist, None if these were
-    not observed. `compared` is False if the tree could not be read; `remaining` has the reason.
-    """
-
+    #: The cgroups at the end.
     cgroups: CgroupReports = CgroupReports()
+    #: What differed before the first write, but for cgroups that still showed their former setting.
     found: tuple[Difference, ...] = ()
+    #: The part of `found` that another process changed: nothing of new pods and containers, nor
+    #: what was beyond repair last time.
     drift: tuple[Difference, ...] = ()
+    #: What differs too and was not written for now (`agent.reconcile.backoff`).
     postponed: tuple[Difference, ...] = ()
+    #: What remains and concerns no single setting: a controller, systemd.
     differences: tuple[Difference, ...] = ()
+    #: What differs as partitions alone: the sets are enforced, so these do not remain.
     unpartitioned: tuple[Difference, ...] = ()
+    #: In their order.
     writes: tuple[WriteRecord, ...] = ()
+    #: The cgroups that were created.
     created: tuple[str, ...] = ()
+    #: The cgroups whose `cgroup.subtree_control` was written.
     enabled: tuple[str, ...] = ()
+    #: The units whose properties were set in systemd.
     recorded: tuple[str, ...] = ()
+    #: Facts worth knowing that are no failures: unidentified cgroups, those of removed pods.
     notes: tuple[str, ...] = ()
+    #: The uids of the pods that were observed, None when all were.
     pods: frozenset[str] | None = None
-    settled: tuple[str, ...] = ()
-    contested: tuple[Difference, ...] = ()
-    given_way: tuple[str, ...] = ()
-    ended: frozenset[str] = frozenset()
-    orphaned: frozenset[str] | None = None
+    #: Whether the tree could be read; where it could not, `remaining` has the reason.
     compared: bool = True
+
+    # What depends on former observations is set by the controller's side (`agent.server.kernel`).
+
+    #: The cgroups that appeared since the last observation.
+    appeared: tuple[str, ...] = ()
+    #: What another process made again soon after repairs, one for each file that it writes.
+    contested: tuple[Difference, ...] = ()
+    #: What is done about contested files, a line for each that is news.
+    given_way: tuple[str, ...] = ()
+    #: Bound cgroups without processes: their bindings can be dropped.
+    ended: frozenset[str] = frozenset()
+    #: The uids of pods that are not in the ledger and whose cgroups still exist, None if these were
+    #: not observed.
+    orphaned: frozenset[str] | None = None
 
     @cached_property
     def remaining(self) -> tuple[Difference, ...]:

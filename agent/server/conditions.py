@@ -2,8 +2,9 @@
 
 A condition has a type that is true when all is well (`Enforced`), a status, a reason for programs
 and a message for people. Only those whose status is False are kept: what is well has no condition.
-`since` is when a condition was found first; it stays as long as type, reason and subject do.
-All conditions follow from the state each time they are asked for.
+Conditions follow from the state each time they are asked for; only `since`, when a condition was
+found first, is remembered. It stays as long as type, reason and subject (pod, container, cgroup,
+file) do, and the message of a condition without a subject.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ class ConditionType(StrEnum):
 
     #: The kernel and systemd have what is desired.
     ENFORCED = "Enforced"
-    #: No cgroup of others may use the exclusive CPUs of a pod.
+    #: No cgroup and no task of others may use the exclusive CPUs of a pod.
     EXCLUSIVE = "Exclusive"
-    #: What belongs to no pod keeps off exclusive CPUs, as far as that is asked.
+    #: What belongs to no pod keeps off exclusive CPUs and pods are partitions, where that is asked.
     ISOLATED = "Isolated"
-    #: Repairs last: no other process writes a cgroup again after each of them.
+    #: Repairs hold: no other process writes a file again after each of them.
     REPAIRS_LAST = "RepairsLast"
     CHECKPOINT_SAVED = "CheckpointSaved"
     #: The configuration fits the host and is in effect.
@@ -56,7 +57,8 @@ class ConditionType(StrEnum):
     RESOURCES_ALLOCATABLE = "ResourcesAllocatable"
     #: The current policy would make the allocation.
     ALLOCATION_VALID = "AllocationValid"
-    #: A specification confirms the allocation, and the CPUs are not those of another running pod.
+    #: The allocation was made for the pod's specification, not recovered from cgroups, and no other
+    #: running pod uses its CPUs.
     ALLOCATION_CONFIRMED = "AllocationConfirmed"
     #: The containers of a pod run in its cgroup.
     CONTAINERS_FOUND = "ContainersFound"
@@ -72,7 +74,7 @@ class ConditionType(StrEnum):
     CONTAINERS_INFORMED = "ContainersInformed"
     #: What happens is recorded in the history.
     HISTORY_RECORDED = "HistoryRecorded"
-    #: All else that the agent does works: its watches, timers, what it read at the start.
+    #: Watches, timers and what was read at the start work.
     AGENT_HEALTHY = "AgentHealthy"
 
 
@@ -112,7 +114,7 @@ def of_parts(parts: Parts) -> Iterator[ConditionDocument]:
 def of_kernel(
     ledger: Ledger, observed: Observations, isolation: IsolationReport
 ) -> Iterator[ConditionDocument]:
-    """Yield what the kernel or systemd does not enforce outside of single pods."""
+    """Yield what is not enforced outside of single pods, and files that others keep writing."""
     for subject, message in isolation.conditions.items():
         yield _of(ConditionType.ISOLATED, subject, message)
     for difference in without_consequences(observed.unenforced):
@@ -244,17 +246,19 @@ def without_consequences(
     """Yield differences without those that follow from another in a cgroup above.
 
     Where a set is written otherwise than desired, the effective sets inside differ with it: that is
-    one thing to report, of the file that was written. `above` are differences of other cgroups.
+    one thing to report, of the file that was written. `above` are differences of cgroups that may
+    lie above.
     """
     found = tuple(differences)
-    written = {each.cgroup for each in (*found, *above) if each.file in (CPUS, MEMS)}
-    for each in found:
-        if each.is_written or not (written and is_within(parent(each.cgroup), written)):
-            yield each
+    causes = {one.cgroup for one in (*found, *above) if one.file in (CPUS, MEMS)}
+    for difference in found:
+        follows = bool(causes) and is_within(parent(difference.cgroup), causes)
+        if difference.is_written or not follows:
+            yield difference
 
 
 def not_found(allocation: PodAllocation, record: PodRecord) -> ConditionDocument:
-    """Return the condition that containers of a pod run in no cgroup of it."""
+    """Return the condition that containers of a pod were not found in its cgroup."""
     names = record.not_found[:_NAMED]
     more = len(record.not_found) - len(names)
     containers = f"{', '.join(names)}{f' and {more} more' if more else ''}"
@@ -275,7 +279,7 @@ _START: Final = {
     Absence.NOT_FOUND: "they ended, or run outside of the pod on CPUs of others: start them in the "
     "pod again, as 'numawarden show {uid}' says, or remove the pod",
     Absence.NOT_STARTED: "start them in the pod, as 'numawarden show {uid}' says, or remove the "
-    "pod; what was started for it elsewhere runs outside of it, on CPUs of others",
+    "pod; if they were started elsewhere, they run on CPUs of others",
 }
 
 
@@ -307,7 +311,7 @@ _LEAVE_MORE: Final = {
     "agent",
     "memory": "lower systemReserved.memory, kubeReserved.memory, evictionHard memory.available or "
     "the number of huge pages, and restart the agent",
-    "pods": "raise them and restart the agent",
+    "pods": "raise maxPods or podsPerCore and restart the agent",
 }
 
 

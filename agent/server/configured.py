@@ -1,7 +1,7 @@
 """The host as last read, and the effective policy that the configuration makes of it.
 
 In go the configuration, the host, what providers offer and what is cordoned; out comes what
-decisions and enforcement are based on. It is a value: another host makes another one.
+decisions and enforcement are based on: a value, made again when one of these changes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class GoverningVersion(Struct, frozen=True):
-    """Whose rules hold where those of versions of Kubernetes differ, and what says so."""
+    """The version of Kubernetes whose rules apply, and what says so."""
 
     version: KubernetesVersion = NEWEST
     source: str = "the default"
@@ -44,10 +44,10 @@ class ConfiguredHost(Struct, frozen=True):
     rules: EffectivePolicy
     #: The settings of the configuration that do not fit the host, a line each.
     mismatches: tuple[str, ...] = ()
-    #: Whether the configuration has not fitted the host since the start: `rules` has only the
-    #: settings that fit, and no new pod is admitted.
+    #: Whether the configuration did not fit when the agent started, and still does not: `rules` has
+    #: only the settings that fit, and no new pod is admitted.
     frozen: bool = False
-    #: By which version's rules the policy goes.
+    #: The version whose rules the policy follows.
     governing: GoverningVersion = GoverningVersion()
 
     def conditions(self) -> tuple[str, ...]:
@@ -73,37 +73,40 @@ def situate(
     offer: Offer = NO_OFFER,
     cordon: Cordon = NO_CORDON,
 ) -> ConfiguredHost:
-    """Return the effective policy of a configuration on a host, with the `managers`.
+    """Return a host with the effective policy that a configuration makes of it.
 
-    The devices are those that the configuration lists, and those that providers `offer`. Nothing
-    new is allocated from what the `cordon` has.
+    The devices are those that the configuration lists and those that providers `offer`. Nothing
+    new is allocated from cordoned resources. `allocated`: pods have allocations already. If the
+    configuration does not fit the host (for example, its reserved CPUs are gone):
 
-    If the configuration does not fit (for example, its reserved CPUs are gone), the `previous`
-    policy stays in effect on the host as it is now. Without a previous policy, the settings that
-    fit are used to keep existing allocations (`allocated`: there are some); if there are none,
-    `ConfigError` is raised.
+    1. a `previous` policy stays in effect, on the host as it is now, and goes on admitting pods;
+    2. at a start with allocations, the settings that fit are used to keep these (`frozen`);
+    3. at a start without, `ConfigError` is raised.
     """
     machine = Machine.of(host)
 
-    def ruled(policy: Policy) -> EffectivePolicy:
+    def effective(policy: Policy) -> EffectivePolicy:
         offered = _with_offer(policy, config, machine, offer)
         return with_cordon(EffectivePolicy(machine, offered, managers), cordon)
 
     try:
-        return ConfiguredHost(host, ruled(resolve(config, machine, offline=host.offline)))
+        return ConfiguredHost(host, effective(resolve(config, machine, offline=host.offline)))
     except ConfigError as error:
         mismatches = tuple(f"{problem.path}: {problem.message}" for problem in error.problems)
         if previous is not None:
-            rules = ruled(previous.rules.policy)
+            rules = effective(previous.rules.policy)
             return ConfiguredHost(host, rules, mismatches, previous.frozen, previous.governing)
         if not allocated:
             raise
-        rules = ruled(resolve_what_fits(config, machine))
+        rules = effective(resolve_what_fits(config, machine))
         return ConfiguredHost(host, rules, mismatches, frozen=True)
 
 
 class _Inventory:
-    """The devices of a resource, the same only as themselves: comparing thousands takes long."""
+    """The devices of a resource as a key that is compared by identity.
+
+    Comparing thousands of devices takes long, and providers offer the same tuple until it changes.
+    """
 
     def __init__(self, devices: tuple[PluginDevice, ...]) -> None:
         self.devices = devices

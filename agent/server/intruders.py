@@ -1,7 +1,8 @@
 """The intruding tasks of the host: read now, or counted once in a while for the metrics.
 
 In go a comparison of the kernel with the ledger, which says where each pod's own tasks live, and
-the tasks of the host; what an intruding task is: `agent.reconcile.tasks`.
+the tasks of the host. A task is *confined* if it was placed on CPUs of a pod; one that may use
+every CPU is not, and intrudes only since nothing keeps it off (`agent.reconcile.tasks`).
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ if TYPE_CHECKING:
 
 #: The shortest time between two counts, in seconds.
 COUNT_SECONDS: Final = 60.0
-#: A count may take this share of the time: reading 5,000 threads takes about 0.35 s, in which an
-#: admission waits.
+#: The largest share of the time that counting may take: reading 5,000 threads takes about 0.35 s,
+#: in which an admission waits.
 COUNT_SHARE: Final = 0.005
 
 
 def read_tasks(
     tree: CgroupTree, tasks: Callable[[], Iterable[Task]], online: Mask
 ) -> tuple[tuple[Task, ...], Mask]:
-    """Return the tasks of the host, and the CPUs of a task that nothing confines.
+    """Return the tasks of the host, and the CPUs that a task may use which nothing confines.
 
-    The CPUs are read before and after the tasks: a partition that comes or goes meanwhile changes
-    the CPUs of every task. Raises `OSError` where the tree cannot be read.
+    The CPUs are read before and after the tasks, and only those count that were there both times: a
+    partition that comes or goes meanwhile changes the CPUs of every task, and none of these was
+    placed. Raises `OSError` where the tree cannot be read.
     """
     before = _unconfined(tree, online)
     found = tuple(tasks())
@@ -61,9 +63,9 @@ def territories(target: Desired, report: EnforcementReport) -> Iterator[Exclusiv
 class IntruderCount:
     """Counts intruding tasks, once a minute and less often where that takes long.
 
-    As long as there are confined ones, the minute is not waited for: what they are on is not
-    exclusive until they are gone. A count that failed is one, too.
-    `monotonic` is a clock in seconds.
+    After a count that found confined ones, the next need not wait for the minute, so that their end
+    is seen soon. A count that failed postpones the next as any other. `monotonic` is a clock in
+    seconds.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:

@@ -1,12 +1,12 @@
 """The kernel as the controller sees it: enforce, compare, and answer questions about it.
 
-Every call blocks; the one worker thread makes them all. The enforcer writes cgroups; this module
-adds what belongs to no single cgroup: the files by which containers know what they have, the
-settings of the host, pauses for other writers, and which differences count as drift.
+Calls read and write the kernel, so they are made in the worker thread. The enforcer writes cgroups;
+this module adds what belongs to no single cgroup: the files by which containers know what they
+have, the settings of the host, pauses for other writers, and which differences count as drift.
 
-In go the ledger with what is derived from it (`Desired`) and the uids of pods that changed; out
-come `EnforcementReport`s. A tree or bus that fails is a difference in the report, not an error;
-only questions raise one (`agent.server.errors.readable`).
+In go the ledger with what is derived from it (`Desired`) and the uids of pods that changed.
+Commands return an `EnforcementReport`, in which a tree or bus that fails is a difference. Questions
+write nothing; where one cannot be answered, it raises what `agent.server.errors.readable` says.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _MEMORY_QOS: Final = frozenset({MEMORY_MIN, MEMORY_LOW, MEMORY_HIGH})
 
 
 class HostProbes(Struct, frozen=True):
-    """What stands beside the tree."""
+    """What is read and written beside the cgroup tree."""
 
     #: The tasks of the host.
     tasks: Callable[[], Iterable[Task]] = tuple
@@ -106,67 +106,68 @@ class KernelEnforcement:
         self._cgroups = _KnownCgroups()
 
     def enforce(self, target: Desired, *uids: str) -> EnforcementReport:
-        """Enforce a ledger in which pods were added or changed, or the shared pool did."""
+        """Enforce a ledger after pods were added or changed, or after the shared pool changed."""
 
-        def enforce() -> EnforcementReport:
+        def act() -> EnforcementReport:
             report = self._enforcer.enforce_change(target, *uids)
-            self._cgroups.appeared(report)
+            self._cgroups.note(report)
             return report
 
-        return self._with_files_and_host(target, enforce, *uids)
+        return self._with_files_and_host(target, act, *uids)
 
     def enforce_new_cgroups(self, target: Desired, *uids: str) -> EnforcementReport:
-        """Enforce pods in which cgroups appeared: `settled` of the report names these."""
+        """Enforce pods in which cgroups appeared; the report names these."""
 
-        def enforce() -> EnforcementReport:
+        def act() -> EnforcementReport:
             report = self._enforcer.enforce_change(target, *uids)
-            return replace(report, settled=tuple(sorted(self._cgroups.appeared(report))))
+            return replace(report, appeared=tuple(sorted(self._cgroups.note(report))))
 
-        return self._with_files_and_host(target, enforce, *uids)
+        return self._with_files_and_host(target, act, *uids)
 
     def release(self, target: Desired, allocation: PodAllocation) -> EnforcementReport:
         """Release a pod that is no longer in the ledger and enforce what changes for others."""
 
-        def release() -> EnforcementReport:
+        def act() -> EnforcementReport:
             released = self._enforcer.releaser.pod(allocation)
             # A unit that was bound may be started again at once, on what it had before.
             self._enforcer.releaser.bound(target)
             report = self._enforcer.enforce_change(target)
-            self._cgroups.appeared(report)
+            self._cgroups.note(report)
             return _noted(report, released.reason)
 
-        return self._with_files_and_host(target, release)
+        return self._with_files_and_host(target, act)
 
     def reconcile(self, target: Desired, *, insist: bool = False) -> EnforcementReport:
         """Compare the kernel with the ledger and repair what differs.
 
         Cgroups that another writer keeps modifying are left alone during their pauses, unless
-        `insist` is set or their sets name exclusive CPUs of other pods.
+        `insist` is set. The enforcer repairs those all the same whose sets name exclusive CPUs of
+        other pods.
         """
         if self._isolation is not None:
             self._isolation.try_again()
 
-        def repair() -> EnforcementReport:
+        def act() -> EnforcementReport:
             now = self._probes.monotonic()
-            rested = {} if insist else self._contests.resting(now)
-            settings = {path: contest.setting for path, contest in rested.items()}
-            report = self._enforcer.repair(target, settings)
-            kept = self._enforcer.releaser.orphaned(report.cgroups.orphaned)
+            paused = {} if insist else self._contests.paused(now)
+            left_alone = {path: contest.setting for path, contest in paused.items()}
+            report = self._enforcer.repair(target, left_alone)
+            releases = self._enforcer.releaser.orphaned(report.cgroups.orphaned)
             ended = self._enforcer.releaser.bound(target)
             drift = report.drift if self._cgroups.known else self._drift_before_start(report)
-            settled = self._cgroups.appeared(report)
+            appeared = self._cgroups.note(report)
             return replace(
                 _noted(
-                    self._contests.judge(report, drift, rested, now),
-                    *(left.reason for left in kept),
+                    self._contests.judge(report, drift, paused, now),
+                    *(release.reason for release in releases),
                 ),
                 drift=drift,
-                settled=tuple(sorted(settled)),
+                appeared=tuple(sorted(appeared)),
                 ended=ended,
-                orphaned=frozenset(self._uids_left(kept)),
+                orphaned=frozenset(self._uids_left(releases)),
             )
 
-        return self._with_files_and_host(target, repair, thorough=True)
+        return self._with_files_and_host(target, act, thorough=True)
 
     def _with_files_and_host(
         self,
@@ -178,7 +179,7 @@ class KernelEnforcement:
         """Run an action on the tree, with the files of containers and the settings of the host.
 
         The files lose CPUs before the action and gain them after it. `thorough`: compare every
-        setting of the host, not only those whose request changed.
+        setting of the host, not only those that the pods now ask to be otherwise.
         """
         allocations = target.ledger.allocations
         assigned, isolation = self._probes.assigned, self._isolation
@@ -188,6 +189,7 @@ class KernelEnforcement:
         if assigned is not None:
             assigned.after(allocations, report)
         if isolation is not None and (thorough or isolation.active):
+            # None: all pods were observed; none was where the tree could not be read.
             isolation.note_invalid(
                 report.pods if report.compared else (),
                 {(lost.pod, lost.cgroup): lost.detail for lost in report.unpartitioned},
@@ -209,10 +211,12 @@ class KernelEnforcement:
     def _drift_before_start(self, report: EnforcementReport) -> tuple[Difference, ...]:
         """Return which differences of the first comparison arose while the agent was stopped.
 
-        No drift are: memory that is in use and what the kubelet did; what was never enforced
-        (containers that started meanwhile and cgroups of no pod have no set yet, and those inside
-        have theirs); what follows from the configuration and the host alone, which may have been
-        another then.
+        These are no drift:
+
+        - what was never enforced: containers that started meanwhile have no set yet, nor have
+          cgroups of no pod;
+        - what follows from the configuration and the host alone: these may have changed meanwhile;
+        - memory that is in use, and what the kubelet did.
         """
         unset = {difference.cgroup for difference in report.found if difference.observed == ""}
 
@@ -227,10 +231,10 @@ class KernelEnforcement:
 
         return tuple(filter(is_drift, report.found))
 
-    def _uids_left(self, kept: Iterable[ReleaseReport]) -> Iterator[str]:
+    def _uids_left(self, releases: Iterable[ReleaseReport]) -> Iterator[str]:
         """Yield the uids of the pods whose cgroups still exist."""
-        for left in kept:
-            pod = None if left.removed else self._layout.parse_pod(left.cgroup)
+        for release in releases:
+            pod = None if release.removed else self._layout.parse_pod(release.cgroup)
             if pod is not None:
                 yield pod.uid
 
@@ -259,8 +263,8 @@ class KernelEnforcement:
         read = partial(read_tasks, self._tree, self._probes.tasks, online)
         try:
             return self._intruders.count(target, outcome, read)
-        except OSError as error:
-            # If it lasts, the next comparison says so. The count comes again when it is time.
+        except (OSError, CgroupError) as error:
+            # The next comparison reports a failure that lasts; the next count is due as usual.
             log.info("intruding tasks not counted", why=str(error))
             return None
 
@@ -305,9 +309,10 @@ class KernelEnforcement:
             )
 
     def lives(self, target: Desired, allocations: Iterable[PodAllocation]) -> Lives:
-        """Return which of some pods have processes, and the states of their units.
+        """Return which of some pods have processes, and the states of units of the others.
 
-        A unit about which systemd does not answer is left out; comparisons report that.
+        A unit about which systemd does not answer is left out; comparisons report that. `restarted`
+        are the pods whose unit runs in a cgroup without their sets.
         """
         inhabited: set[str] = set()
         restarted: set[str] = set()
@@ -321,16 +326,17 @@ class KernelEnforcement:
                         units[unit] = state
                         if state.running and self._lacks_sets(target, uid):
                             restarted.add(uid)
-            elif self._has_processes(self._cgroups_of(target, allocation)):
+            elif self._has_processes(target, allocation):
                 inhabited.add(uid)
         return Lives(frozenset(inhabited), units, frozenset(restarted))
 
-    def _has_processes(self, cgroups: Iterable[str]) -> bool:
+    def _has_processes(self, target: Desired, allocation: PodAllocation) -> bool:
         with readable():
+            cgroups = self._cgroups_of(target, allocation)
             return steadily(lambda: any(runs(self._tree, path) for path in cgroups))
 
     def _lacks_sets(self, target: Desired, uid: str) -> bool:
-        """Return whether a cgroup of a pod has no set although it should, as a new one has none."""
+        """Return whether a cgroup of a pod lacks the set it should have: it is a new one."""
         with readable():
             reports = self._enforcer.cgroups_of(target, uid)
         differences = (difference for report in reports for difference in report.differences)
@@ -349,11 +355,11 @@ class _KnownCgroups:
         """Whether all cgroups were observed before."""
         return self._by_pod is not None
 
-    def appeared(self, report: EnforcementReport) -> frozenset[str]:
-        """Take over which cgroups exist; return those that appeared since the last observation.
+    def note(self, report: EnforcementReport) -> frozenset[str]:
+        """Note which cgroups a report shows; return those that appeared since the last one.
 
-        None appeared before the first one of all pods, which precedes each admission: what exists
-        then was there while the agent was stopped.
+        The first comparison precedes each admission. What it shows was there before: the agent was
+        stopped when it appeared.
         """
         observed, known = report.cgroups.by_pod, self._by_pod
         if report.pods is None:
@@ -363,10 +369,14 @@ class _KnownCgroups:
             return _all(observed) - _all(known)
         if known is None:
             return frozenset()
-        appeared = _all(observed).difference(*(known.pop(uid, ()) for uid in report.pods))
-        # Only a part of the cgroups without a pod was observed.
-        of_no_pod = observed.get("", frozenset()) | known.get("", frozenset())
-        known.update({**observed, "": of_no_pod})
+        # Only some of the cgroups of no pod were observed: the others are known still.
+        of_no_pod = known.get("", frozenset())
+        appeared = _all(observed).difference(
+            of_no_pod, *(known.get(uid, ()) for uid in report.pods)
+        )
+        for uid in report.pods:
+            known.pop(uid, None)
+        known.update({**observed, "": of_no_pod | observed.get("", frozenset())})
         return appeared
 
 

@@ -466,8 +466,8 @@ class OutcomeReporter:
         self._note_cgroups(outcome)
         allocations = self._state.ledger.allocations
         self._state.observed.records.note_running(outcome, allocations, self._clock.monotonic())
-        if outcome.settled:
-            log.info("settings applied to new cgroups", cgroups=outcome.settled)
+        if outcome.appeared:
+            log.info("settings applied to new cgroups", cgroups=outcome.appeared)
         self._note_drift(outcome)
         pods = outcome.pods if outcome.compared else frozenset[str]()
         news = self._state.observed.records.note_unenforced(outcome.unenforced(), allocations, pods)

@@ -1,8 +1,8 @@
 """The state of the running agent: what is configured, what is saved, and what was observed.
 
-All that is known of a pod, of the kernel and of the agent follows from these three; what follows
-is a property. The state is changed on the event loop alone: what is saved by `Steps.commit`, what
-is configured in a turn of the line.
+Everything else that is known of pods, the kernel and the agent is computed from these three. They
+change on the event loop alone: what is saved in `Steps.commit`, what is configured in a turn of the
+line (`agent.server.queue`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class FormerChanges(Struct, frozen=True):
 class AtStart(Struct):
     """What the agent was started with."""
 
-    #: The boot of the host, by which a later start sees that it was another one.
+    #: The boot of the host, saved so that a later start notices a reboot.
     boot_id: str = ""
     #: The Unix time.
     started: float = 0.0
@@ -81,7 +81,7 @@ class AtStart(Struct):
     directory: Path | None = None
     #: Seconds between two comparisons with the kernel.
     reconcile_period: float = 0.0
-    #: At most so many containers are in the metrics.
+    #: The most containers that are in the metrics.
     exported_containers: int = 0
     #: What changed since the last run of the agent.
     changed_before: FormerChanges = FormerChanges()
@@ -97,7 +97,7 @@ class AgentState(Struct):
     start: AtStart = field(default_factory=AtStart)
     observed: Observations = field(default_factory=Observations)
     parts: Parts = field(default_factory=Parts)
-    #: The properties below of the values that they follow from, which are costly.
+    # Costly properties below, with the values from which they were computed last.
     _judged: tuple[EffectivePolicy, Ledger, tuple[Violation, ...]] | None = None
     _names: PodNames = field(default_factory=PodNames)
     _fitting: tuple[Host, Ledger] | None = None
@@ -116,7 +116,7 @@ class AgentState(Struct):
 
     @property
     def not_allocatable(self) -> tuple[ConditionDocument, ...]:
-        """The conditions that the configuration leaves pods nothing of CPUs or memory."""
+        """The conditions that the configuration leaves pods no CPUs, no memory, or no pods."""
         rules = self.configured.rules
         if self._left is None or self._left[0] is not rules:
             found = (not_allocatable(name, line) for name, line in admits_nothing(rules))
@@ -135,10 +135,9 @@ class AgentState(Struct):
 
     @property
     def intrusions(self) -> Mapping[str, tuple[Intrusion, ...]]:
-        """What may use exclusive CPUs of pods that are not its own, by the uid of these pods.
+        """What of others may use exclusive CPUs of a pod, by the pod's uid.
 
-        A pod in here is not exclusive, whatever else is asked of it. It follows from what is not
-        enforced now, and from the tasks that were found.
+        It follows from what is not enforced now, and from the tasks that were found.
         """
         found = (*self.observed.unenforced, *self.observed.records.differences())
         tasks = () if self.observed.intruding is None else self.observed.intruding.confined
@@ -148,7 +147,7 @@ class AgentState(Struct):
 
     @property
     def kubelet_listing(self) -> KubeletListing:
-        """What the kubelet beside the agent listed last; nothing waits for it."""
+        """What the kubelet beside the agent listed last; it may be old."""
         return (
             NOT_LISTED if self.parts.kubelet_devices is None else self.parts.kubelet_devices.listed
         )
@@ -172,7 +171,7 @@ class AgentState(Struct):
         return allocation
 
     def target(self) -> Desired:
-        """Return the desired state of the kernel, limited to what pods can have."""
+        """Return the desired state of the kernel, without what the host withholds from pods."""
         desired = self.desired_of(self.ledger)
         if desired.ledger is self.ledger:
             self._fitting = (self.configured.host, self.ledger)
@@ -260,8 +259,8 @@ class AgentState(Struct):
     def other_owner(self, uid: str, asking: Source) -> tuple[Source, str] | None:
         """Return another source that a pod belongs to, and how to end the pod there, else None.
 
-        A source that was not read yet may ask for its pods still. The API asks for any pod: it
-        takes none over.
+        A source that was not read yet may still ask for its pods. The API may ask for any pod, and
+        does not become its owner.
         """
         allocation = self.ledger.allocations.get(uid)
         owner = None if allocation is None else allocation.source
@@ -288,7 +287,7 @@ class AgentState(Struct):
         return owner, known.removal
 
     def to_save(self, durable: Checkpoint) -> Checkpoint:
-        """Return a state with what it is valid for now: boot, host, policy, release."""
+        """Return a checkpoint stamped with the present boot, host, policy and release."""
         return replace(
             durable,
             boot_id=self.start.boot_id,
