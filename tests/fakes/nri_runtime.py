@@ -180,14 +180,6 @@ class PluginConnection:
             if self.runtime.registration_error:
                 response.status.code = 2
                 response.status.message = self.runtime.registration_error
-        elif request.method == "UpdateContainers":
-            if self.runtime.silent_updates:
-                return
-            asked = V1ALPHA1["UpdateContainersRequest"].FromString(request.payload)
-            self.runtime.updates.append(asked)
-            failed = [each for each in asked.update if each.container_id in self.runtime.broken]
-            answer = V1ALPHA1["UpdateContainersResponse"](failed=failed)
-            response.payload = answer.SerializeToString()
         else:
             raise RuntimeFailureError(f"{request.method} is not a method of a runtime")
         message = ttrpc_message(stream, RESPONSE, response.SerializeToString())
@@ -222,15 +214,11 @@ class FakeRuntime:
     known_events: int = 0x3FFF
     configures_first: bool = False
     registration_error: str = ""
-    silent_updates: bool = False
     synchronizes: bool = True
     #: What Synchronize sends, and how many pods and containers fit in one part of it.
     pods: list[dict[str, Any]] = field(default_factory=list)
     containers: list[dict[str, Any]] = field(default_factory=list)
     part: int = 1_000_000
-    #: The containers that cannot be updated.
-    broken: frozenset[str] = frozenset()
-    updates: list[Any] = field(default_factory=list)
     plugins: list[PluginConnection] = field(default_factory=list)
     arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)

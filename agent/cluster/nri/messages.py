@@ -118,8 +118,6 @@ V1ALPHA1: Final = Messages(
             "ignore_failure": (3, "bool"),
         },
         "UpdateContainerResponse": _UPDATES,
-        "UpdateContainersRequest": _UPDATES,
-        "UpdateContainersResponse": {"failed": (1, "repeated ContainerUpdate")},
     },
 )
 

@@ -75,8 +75,6 @@ CONNECT_SECONDS: Final = 5.0
 #: How long after it registered the plugin the runtime may take to synchronize, in seconds. A
 #: runtime that does not know an event of the subscription never does.
 SYNCHRONIZE_SECONDS: Final = 15.0
-#: How long the runtime may take to update containers, in seconds; it updates one by one.
-UPDATE_SECONDS: Final = 60.0
 #: The pauses before the agent connects again, in seconds: containers that start meanwhile are not
 #: adjusted before they run, so that the longest is short.
 FIRST_PAUSE: Final = 0.1
@@ -106,8 +104,7 @@ class RuntimeHandler(Protocol):
     A coroutine is cancelled at its deadline; the runtime goes on without its answer. What is raised
     is logged and changes nothing, but for `ContainerRejectedError`: runtimes before containerd
     2.2.6 leave a process and a record behind a sandbox that a plugin rejected, and do not start
-    again. No handler may wait for an update of containers that it asked of the runtime, which
-    answers no other request meanwhile.
+    again.
     """
 
     def configured(self, info: RuntimeInfo) -> None:
@@ -167,16 +164,15 @@ class PluginService:
 
     `seconds` is the deadline of a handler, `synchronizing` that of `synchronize`. `events` chooses
     what to subscribe to from a runtime that registered the plugin. `synchronized` is called after
-    the last part of Synchronize with the updates that did not fit in its answer. `observe` gets
-    of each answer that was written the method, the outcome and the seconds since its request was
-    read; outcomes are `answered`, `rejected`, `late` (after its deadline) and `failed` (the handler
-    raised what it may not).
+    the last part of Synchronize. `observe` gets of each answer that was written the method, the
+    outcome and the seconds since its request was read; outcomes are `answered`, `rejected`, `late`
+    (after its deadline) and `failed` (the handler raised what it may not).
     """
 
     def __init__(
         self,
         handler: RuntimeHandler,
-        synchronized: Callable[[list[Message]], None],
+        synchronized: Callable[[], None],
         *,
         seconds: float,
         synchronizing: float,
@@ -277,10 +273,13 @@ class PluginService:
         containers, self._containers = self._containers, []
         found = {"pods": str(len(sandboxes)), "containers": str(len(containers))}
         work = self._repairs(tuple(sandboxes), tuple(containers))
-        fitting, rest = split_updates(await self._handle(call.method, call, found, work) or [])
-        response = V1ALPHA1["SynchronizeResponse"]()
-        response.update.extend(fitting)
-        self._synchronized(rest)
+        updates = await self._handle(call.method, call, found, work) or []
+        response = V1ALPHA1["SynchronizeResponse"](update=fitting(updates))
+        # A request for the others could lock up a containerd before 2.4 (NRI before 0.12.1,
+        # containerd issue 13733); comparisons write their cgroups.
+        if more := len(updates) - len(response.update):
+            log.warning("NRI containers not repaired", containers=more)
+        self._synchronized()
         return response
 
     async def _repairs(
@@ -381,18 +380,15 @@ class PluginService:
         return min([seconds, *(_SHARE_OF_TIMEOUT * each for each in timeouts if each)])
 
 
-def split_updates(updates: list[Message]) -> tuple[list[Message], list[Message]]:
-    """Return as many updates as fit in one message, in their order, and the others.
-
-    The first is in the message in any case.
-    """
+def fitting(updates: list[Message]) -> list[Message]:
+    """Return as many updates as fit in one message, in their order, the first in any case."""
     size = 0
     for at, update in enumerate(updates):
         # The tag and the length of the update in its list have at most 6 bytes.
         size += update.ByteSize() + 6
         if at and size > _MOST_UPDATES:
-            return updates[:at], updates[at:]
-    return updates, []
+            return updates[:at]
+    return updates
 
 
 def _read(kind: str, call: RuntimeCall) -> Message:
@@ -490,7 +486,7 @@ class NriSession:
         connection = _Connection(self._clock)
         service = PluginService(
             self._handler,
-            connection.synchronizations.put_nowait,
+            connection.synchronized.set,
             seconds=self._seconds,
             synchronizing=self._synchronizing,
             observe=self._observe,
@@ -513,6 +509,7 @@ class NriSession:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             await (reading if reading.done() else using)
+            await reading
         except asyncio.CancelledError:
             connection.why = "the session was ended"
             raise
@@ -528,22 +525,18 @@ class NriSession:
         return connection.why
 
     async def _use(self, link: TtrpcLink, service: PluginService, connection: _Connection) -> None:
-        """Register, wait for Synchronize, then update what did not fit in its answer."""
+        """Register, and wait for Synchronize."""
         request = V1ALPHA1["RegisterPluginRequest"](
             plugin_name=self._name, plugin_idx=self._index, NRI_version=NRI_VERSION
         )
         await link.call(RUNTIME, "RegisterPlugin", request.SerializeToString(), CONNECT_SECONDS)
-        remaining = await connection.next_remaining()
-        if remaining is None:
+        if not await connection.is_synchronized():
             self._silent = service.runtime
             raise NriProtocolError(
                 f"the runtime registered the plugin and did not synchronize it within "
                 f"{SYNCHRONIZE_SECONDS:g} s"
             )
         self._connected(service)
-        while True:
-            await _repair(link, remaining)
-            remaining = await connection.synchronizations.get()
 
     def _subscription(self, runtime: RuntimeInfo) -> Collection[NriEvent]:
         if runtime == self._silent:
@@ -590,46 +583,16 @@ class _Connection:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        #: For each time that the runtime synchronized the plugin the updates that did not fit.
-        self.synchronizations: asyncio.Queue[list[Message]] = asyncio.Queue()
+        self.synchronized = asyncio.Event()
         self.why = "the runtime closed the connection"
 
-    async def next_remaining(self) -> list[Message] | None:
-        """Return the updates of a synchronization, None if the runtime is too late with it."""
-        waiting = asyncio.create_task(self.synchronizations.get())
+    async def is_synchronized(self) -> bool:
+        """Wait until the runtime synchronized the plugin; False if that takes too long."""
+        waiting = asyncio.create_task(self.synchronized.wait())
         timer = asyncio.create_task(self._clock.sleep(SYNCHRONIZE_SECONDS))
         try:
             await asyncio.wait((waiting, timer), return_when=asyncio.FIRST_COMPLETED)
-            return waiting.result() if waiting.done() else None
+            return self.synchronized.is_set()
         finally:
             waiting.cancel()
             timer.cancel()
-
-
-async def _repair(link: TtrpcLink, remaining: list[Message]) -> None:
-    """Update the containers of Synchronize that did not fit in its answer."""
-    try:
-        failed = await _updated(link, remaining)
-    except TtrpcError as error:
-        log.warning("NRI containers not repaired", containers=len(remaining), error=str(error))
-    else:
-        if failed:
-            log.warning("NRI containers not repaired", containers=len(failed), error="")
-
-
-async def _updated(link: TtrpcLink, updates: list[Message]) -> frozenset[str]:
-    """Let the runtime update containers in as few calls as can be; return those that failed."""
-    failed: set[str] = set()
-    while updates:
-        part, updates = split_updates(updates)
-        request = V1ALPHA1["UpdateContainersRequest"]()
-        request.update.extend(part)
-        data = await link.call(
-            RUNTIME, "UpdateContainers", request.SerializeToString(), UPDATE_SECONDS
-        )
-        try:
-            response = V1ALPHA1["UpdateContainersResponse"].FromString(data)
-        except DecodeError as error:
-            raise TtrpcError("INTERNAL", "the response is not protobuf") from error
-        failed.update(update.container_id for update in response.failed)
-    return frozenset(failed)
