@@ -147,15 +147,19 @@ def check_usable(root: Path, needed: Iterable[str] = NEEDED_CONTROLLERS) -> None
 
 
 def counts_huge_pages(proc: Path) -> bool:
+    """Return `huge_pages_count` of the procfs at `proc`; without it the answer is no."""
+    try:
+        return huge_pages_count((proc / "self/mounts").read_text(errors="replace"))
+    except OSError:
+        return False
+
+
+def huge_pages_count(mounts: str) -> bool:
     """Return whether huge pages count towards `memory.max` and all that is read of memory.
 
     They do with memory_hugetlb_accounting, an option of all mounts of cgroup2 of a host, which
-    systemd sets from 259 on. `proc` is where procfs is; without it the answer is no.
+    systemd sets from 259 on. `mounts` is the text of /proc/self/mounts.
     """
-    try:
-        mounts = (proc / "self/mounts").read_text(errors="replace")
-    except OSError:
-        return False
     fields = (line.split() for line in mounts.splitlines())
     return any(
         one[2] == "cgroup2" and "memory_hugetlb_accounting" in one[3].split(",")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from agent.config.model import CgroupDriver
 from agent.runtimes import KUBELET, running_kubelet
 from agent.tools.doctor.facts import HostCheck, ReportedVersion, Verdict
+from agent.tools.doctor.kernel import huge_page_check, work_check
 from agent.tools.doctor.kubelet import (
     exclusive_checks,
     flag_of,
@@ -53,6 +54,8 @@ def examine(config: Config, facts: GatheredFacts) -> Iterator[HostCheck]:
     yield from manager_checks(facts.kubelet, settings)
     yield reservation_check(config, facts.kubelet, settings)
     yield from cgroup_checks(config, facts.cgroups, settings)
+    if facts.kernel is not None:
+        yield huge_page_check(facts.kernel)
     if facts.runtime is not None:
         yield rules_check(config, _reported(facts))
         yield from runtime_checks(facts.runtime)
@@ -243,11 +246,13 @@ _STRICT: Final = "strict-cpu-reservation"
 
 
 def other_manager_checks(config: Config, facts: GatheredFacts) -> Iterator[HostCheck]:
-    """Yield the checks of the agent's own manifests, of other managers, and of isolated CPUs."""
+    """Yield the checks of the agent's own manifests, of other managers and of the kernel."""
     yield _manifest_check(config, facts)
     yield process_check(facts)
     yield _tuned_check(facts.tuned)
     yield _isolated_check(config, facts)
+    if facts.kernel is not None:
+        yield work_check(facts.kernel)
 
 
 def _manifest_check(config: Config, facts: GatheredFacts) -> HostCheck:

@@ -127,8 +127,22 @@ class RuntimeFacts(Struct, frozen=True):
     reported: ReportedVersion | None = None
 
 
+class KernelFacts(Struct, frozen=True):
+    """The kernel's mounts, memory, command line, and what it does on every CPU.
+
+    `work` are files in the order of `agent.tools.doctor.kernel.WORK`, `queues` the receive queues
+    of network cards by the interface's name.
+    """
+
+    mounts: HostFile
+    meminfo: HostFile
+    command_line: HostFile
+    work: tuple[HostFile, ...]
+    queues: Mapping[str, int] = {}
+
+
 class GatheredFacts(Struct, frozen=True):
-    """Everything that was read; `runtime` None: runtimes were not looked at.
+    """Everything that was read; `runtime` and `kernel` None: these were not looked at.
 
     `others` are running managers of CPUs. `isolated` and `online` are the kernel's lists of CPUs.
     `agent_unit` and `kubelet_unit` are the units of systemd with their drop-ins. `asked` are
@@ -141,6 +155,7 @@ class GatheredFacts(Struct, frozen=True):
     isolated: HostFile
     online: HostFile
     tuned: HostFile
+    kernel: KernelFacts | None = None
     runtime: RuntimeFacts | None = None
     others: tuple[HostProcess, ...] = ()
     agent_unit: tuple[HostFile, ...] = ()

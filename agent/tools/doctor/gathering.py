@@ -34,10 +34,12 @@ from agent.tools.doctor.facts import (
     HostListing,
     HostPath,
     HostProcess,
+    KernelFacts,
     KubeletFiles,
     ReportedVersion,
     RuntimeFacts,
 )
+from agent.tools.doctor.kernel import WORK
 from agent.tools.doctor.kubelet import AGENT_UNIT, KUBELET_UNIT, flag_of
 from agent.tools.doctor.runtime import CONTAINERD_FILE, CRIO_FILE, toml_of
 from agent.tools.doctor.version import reported_version
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 CONTAINERD_SOCKET: Final = "/run/containerd/containerd.sock"
 CRIO_SOCKET: Final = "/run/crio/crio.sock"
 _CPUS: Final = "/sys/devices/system/cpu"
+_NETWORK: Final = "/sys/class/net"
 #: Flags of the kubelet's unit; those of the first file count.
 _ENVIRONMENT: Final = ("/etc/default/kubelet", "/etc/sysconfig/kubelet")
 
@@ -59,8 +62,8 @@ _ENVIRONMENT: Final = ("/etc/default/kubelet", "/etc/sysconfig/kubelet")
 def gather(config: Config, root: Path = Path("/"), *, with_runtime: bool) -> GatheredFacts:
     """Return the facts; nothing is changed, no process is asked, and no exception is raised.
 
-    `with_runtime` False leaves out container runtimes and devices, which the agent's start does not
-    judge.
+    `with_runtime` False leaves out container runtimes, devices and the kernel's own work, which the
+    agent's start does not judge.
     """
     found = list(processes(root, (*KUBELETS, *CPU_MANAGERS)))
     kubelets = (one for one in found if one.name in KUBELETS)
@@ -71,6 +74,7 @@ def gather(config: Config, root: Path = Path("/"), *, with_runtime: bool) -> Gat
         isolated=read_file(root, f"{_CPUS}/isolated"),
         online=read_file(root, f"{_CPUS}/online"),
         tuned=read_file(root, "/etc/tuned/active_profile"),
+        kernel=_kernel(root) if with_runtime else None,
         runtime=_runtime(config, root) if with_runtime else None,
         others=tuple(one for one in found if one.name.startswith(CPU_MANAGERS)),
         agent_unit=read_unit(root, AGENT_UNIT),
@@ -126,6 +130,24 @@ def _controllers(root: Path, mount: Path, path: str) -> CgroupControllers:
     file = read_file(root, mount / path / "cgroup.controllers")
     words = None if file.text is None else frozenset(file.text.split())
     return CgroupControllers(path, words, file.problem)
+
+
+def _kernel(root: Path) -> KernelFacts:
+    names = names_in(root, _NETWORK).names
+    cards = (name for name in names if directory_at(root, f"{_NETWORK}/{name}/device").there)
+    queues = {
+        name: sum(
+            each.startswith("rx-") for each in names_in(root, f"{_NETWORK}/{name}/queues").names
+        )
+        for name in islice(cards, _MOST_FILES)
+    }
+    return KernelFacts(
+        mounts=read_file(root, "/proc/self/mounts"),
+        meminfo=read_file(root, "/proc/meminfo"),
+        command_line=read_file(root, "/proc/cmdline"),
+        work=tuple(read_file(root, path) for path in WORK.values()),
+        queues=queues,
+    )
 
 
 def _runtime(config: Config, root: Path) -> RuntimeFacts:

@@ -98,7 +98,7 @@ def test_a_host_without_kubelet_and_runtime_is_well_with_the_defaults_too(
     assert f"warning  configuration             {examined.file} does not exist" in out
     host.agent = "cpuManagerPolicy: static\nreservedSystemCPUs: '0'\n"
     code, out = examined.run()
-    assert (code, "runtime" in out) == (ExitCode.OK, False)
+    assert (code, "container runtime" in out) == (ExitCode.OK, False)
     assert "ok       beside the kubelet        agent.kubelet.enabled is false and no kubelet" in out
     host.write("/sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
     assert examined.run()[0] == ExitCode.REJECTED

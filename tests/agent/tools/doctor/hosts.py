@@ -48,6 +48,11 @@ _FILES = {
     DPKG: "Package: base\nStatus: install ok installed\nVersion: 1\n\n"
     "Package: containerd\nStatus: install ok installed\nVersion: 2.3.4~ds1-1\n",
     UNIT: "[Unit]\nBefore=multi-user.target kubelet.service\n",
+    "/proc/self/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid,memory_recursiveprot 0 0\n",
+    "/proc/meminfo": "HugePages_Total:       8\nHugetlb:           16384 kB\n",
+    "/proc/cmdline": "ro quiet nohz_full=4-15\n",
+    "/proc/sys/vm/stat_interval": "1\n",
+    "/proc/sys/kernel/timer_migration": "1\n",
     "/sys/devices/system/cpu/isolated": "\n",
     "/sys/devices/system/cpu/online": "0-15\n",
     "/sys/fs/cgroup/cgroup.controllers": "cpuset cpu memory\n",
