@@ -1,8 +1,8 @@
 """One YAML or JSON document as nodes that know their line, and typed access that collects mistakes.
 
-PyYAML's C parser is used for its events only: nothing is constructed from tags, anchors and
-aliases are rejected, and nesting, size and duplicates are checked here. A text that begins with
-`{` is JSON, as for kubectl. What an unquoted scalar means is YAML 1.2's reading, where no other
+PyYAML's C parser is used for its events only: nothing is constructed from tags, and nesting, size
+and duplicates are checked here, of aliases as if they were written out. A text that begins with `{`
+is JSON, as for kubectl. What an unquoted scalar means is YAML 1.2's reading, where no other
 version disagrees. `read_document` gives the nodes, whose `line` counts from 1 and is None where the
 format gives none (JSON); a `Reader` takes values from them.
 """
@@ -408,8 +408,9 @@ def read_document(text: str | bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> N
     """Return the only document of a YAML or JSON text.
 
     Raises `UnreadableError` on: more than `max_bytes` bytes, text that is not UTF-8, broken
-    syntax, no or several documents, tags, anchors, aliases, merge keys, keys that are no texts,
-    duplicate keys, values nested more than 64 deep, more than 20,000 values.
+    syntax, no or several documents, tags, merge keys, keys that are no texts, duplicate keys; and,
+    with each alias written out, more than `max_bytes` characters of values, values nested more than
+    64 deep, more than 20,000 values.
     """
     try:
         raw = text.encode() if isinstance(text, str) else text
@@ -421,13 +422,13 @@ def read_document(text: str | bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> N
     if len(raw) > max_bytes:
         raise UnreadableError(f"the text has {len(raw)} bytes, more than the limit of {max_bytes}")
     if content.lstrip(" \t\r\n").startswith("{"):
-        return _read_json(content)
-    return _read_yaml(content)
+        return _read_json(content, max_bytes)
+    return _read_yaml(content, max_bytes)
 
 
-def _read_yaml(content: str) -> Node:
+def _read_yaml(content: str, most: int) -> Node:
     try:
-        return _Composer(content).document()
+        return _Composer(content, most).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
@@ -436,12 +437,29 @@ def _read_yaml(content: str) -> Node:
         raise UnreadableError(f"this is not YAML: {error}") from error
 
 
+class _Anchored(Struct, frozen=True):
+    """A value that aliases stand for: how much it is, and how deep, with its own ones written out.
+
+    The value itself is in the document as often as it is named, but in memory once.
+    """
+
+    node: Node
+    values: int
+    characters: int
+    levels: int
+
+
 class _Composer:
     """Makes nodes of the events of a parser, which has no types: an event is `Any` here."""
 
-    def __init__(self, content: str) -> None:
+    def __init__(self, content: str, most: int) -> None:
         self._events: Iterator[Any] = yaml.parse(content, Loader=yaml.CSafeLoader)
+        self._anchored: dict[str, _Anchored] = {}
+        #: Of what was read so far, with aliases written out; `most` are the most characters.
+        self._most = most
         self._values = 0
+        self._characters = 0
+        self._deepest = 0
 
     def document(self) -> Node:
         next(self._events)
@@ -463,22 +481,51 @@ class _Composer:
         event = next(self._events)
         if not isinstance(event, NodeEvent):
             return event
-        self._values += 1
-        tag, anchor, line = getattr(event, "tag", None), event.anchor, _line(event)
-        if self._values > MAX_VALUES:
-            raise UnreadableError(_TOO_MANY, line)
-        if isinstance(event, AliasEvent):
-            raise UnreadableError(f"alias *{_cut(anchor or '')}: write the value out", line)
-        if anchor is not None:
-            raise UnreadableError(f"anchor &{_cut(anchor)} is not supported: remove it", line)
+        tag, line = getattr(event, "tag", None), _line(event)
+        if not isinstance(event, AliasEvent):
+            self._count(1, _characters(event), line)
         if tag is not None:
             raise UnreadableError(f"tag {_cut(tag)} is not supported: remove it", line)
         return event
 
-    def _node(self, event: Any, depth: int) -> Node:  # noqa: ANN401
-        line = _line(event)
+    def _count(self, values: int, characters: int, line: int) -> None:
+        self._values += values
+        self._characters += characters
+        if self._values > MAX_VALUES:
+            raise UnreadableError(_TOO_MANY, line)
+        if self._characters > self._most:
+            message = f"with its aliases the text has more than {self._most} characters"
+            raise UnreadableError(message, line)
+
+    def _reach(self, depth: int, line: int) -> None:
         if depth > MAX_DEPTH:
             raise UnreadableError(_TOO_DEEP, line)
+        self._deepest = max(self._deepest, depth)
+
+    def _node(self, event: Any, depth: int) -> Node:  # noqa: ANN401
+        line, name = _line(event), event.anchor
+        self._reach(depth, line)
+        if isinstance(event, AliasEvent):
+            found = self._anchored.get(name)
+            if found is None:
+                raise UnreadableError(f"alias *{_cut(name)} names no value before it", line)
+            self._count(found.values, found.characters, line)
+            self._reach(depth + found.levels, line)
+            return found.node
+        if name is None:
+            return self._value(event, depth, line)
+        # No value is inside itself.
+        self._anchored.pop(name, None)
+        before = self._values - 1, self._characters - _characters(event)
+        deepest, self._deepest = self._deepest, depth
+        node = self._value(event, depth, line)
+        self._anchored[name] = _Anchored(
+            node, self._values - before[0], self._characters - before[1], self._deepest - depth
+        )
+        self._deepest = max(deepest, self._deepest)
+        return node
+
+    def _value(self, event: Any, depth: int, line: int) -> Node:  # noqa: ANN401
         if isinstance(event, ScalarEvent):
             return ScalarNode(event.value if event.style else resolve(event.value), line)
         if isinstance(event, SequenceStartEvent):
@@ -502,9 +549,13 @@ def _line(event: Any) -> int:  # noqa: ANN401
     return 0 if event.start_mark is None else event.start_mark.line + 1
 
 
+def _characters(event: Any) -> int:  # noqa: ANN401
+    return len(event.value) if isinstance(event, ScalarEvent) else 0
+
+
 def _key(event: Any) -> str:  # noqa: ANN401
     if not isinstance(event, ScalarEvent):
-        raise UnreadableError("a key must be a text, not a list or mapping", _line(event))
+        raise UnreadableError("a key must be a text, not a list, mapping or alias", _line(event))
     if event.value == "<<" and not event.style:
         raise UnreadableError("merge key << is not supported: write the values out", _line(event))
     value = event.value if event.style else resolve(event.value)
@@ -524,7 +575,7 @@ class _Pairs(list[tuple[str, Any]]):
     """The members of a JSON object in order, duplicates included."""
 
 
-def _read_json(content: str) -> Node:
+def _read_json(content: str, most: int) -> Node:
     if sum(map(content.count, ",[{")) >= MAX_VALUES:
         # Before a million values are made: outside of texts, every bracket begins a value, and
         # every comma stands between two.
@@ -541,7 +592,7 @@ def _read_json(content: str) -> Node:
         )
     except json.JSONDecodeError as error:
         with suppress(UnreadableError):
-            return _read_yaml(content)  # a mapping in YAML's flow style
+            return _read_yaml(content, most)  # a mapping in YAML's flow style
         raise UnreadableError(f"this is not JSON: {error.msg}", error.lineno) from error
     except RecursionError as error:
         raise UnreadableError(_TOO_DEEP) from error

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from textwrap import dedent
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -155,8 +157,9 @@ def test_json_and_bytes_with_a_byte_order_mark_are_read() -> None:
     [
         ("a: 1\na: 2\n", 2, "given twice, first on line 1"),
         ('{"a": 1, "a": 2}', None, "given twice"),
-        ("a: &x 1\n", 1, "anchor &x"),
-        ("- *x\n", 1, "alias *x"),
+        ("- *x\n- &x a\n", 1, "alias *x names no value before it"),
+        ("- &x a\n- &x [*x]\n", 2, "alias *x names no value before it"),
+        ("- &x a\n- *x : b\n", 2, "key must be a text, not a list, mapping or alias"),
         ("a:\n  <<: {b: 1}\n", 2, "merge key"),
         ("a: !!python/object:os.system x\n", 1, "tag"),
         ("a: !x {}\n", 1, "tag"),
@@ -205,6 +208,40 @@ def test_too_many_values_are_rejected_before_they_cost_anything(one: str) -> Non
         read_document(one * 80_000)
 
 
+def test_an_alias_is_the_value_that_was_named_before() -> None:
+    text = """
+        first: &a {cpu: &n "2", memory: 1Gi}
+        second: {limits: *a, requests: *a}
+        third: &a [*n, *n]
+        last: *a
+    """
+    amounts = {"cpu": "2", "memory": "1Gi"}
+    document = read_document(dedent(text))
+    assert plain(document) == {
+        "first": amounts,
+        "second": {"limits": amounts, "requests": amounts},
+        "third": ["2", "2"],
+        "last": ["2", "2"],
+    }
+    assert places(document, ["second.limits.cpu"]) == {"second.limits.cpu": 2}
+    assert plain(read_document(yaml.safe_dump([amounts, amounts]))) == [amounts, amounts]
+
+
+@pytest.mark.parametrize(
+    ("anchored", "words"),
+    [
+        ("[{}]", "nested more than 64 deep"),
+        ("[{0},{0},{0}]", "more than 20000 values"),
+        ('[{0},{0},"' + "x" * 2000 + '"]', "more than 1048576 characters"),
+    ],
+)
+def test_aliases_are_bounded_as_if_they_were_written_out(anchored: str, words: str) -> None:
+    """A billion laughs: each value holds the one before several times."""
+    lines = ["- &a0 [lol]", *(f"- &a{n} {anchored.format(f'*a{n - 1}')}" for n in range(1, 100))]
+    with pytest.raises(UnreadableError, match=words):
+        read_document("\n".join(lines))
+
+
 @pytest.mark.parametrize("one", ["{},", "[],", "0,", '"",', '"a\\"",', "[", '{"":', "null,"])
 def test_too_many_values_of_json_are_never_made(one: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json, "loads", None)
@@ -219,7 +256,7 @@ def test_what_stands_in_a_text_of_json_is_not_a_value(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [*("&%s [1]", "*%s", "!%s 1", "'%s': 1\n'%s': 2"), *('{"%s":1,"%s":2}', '{"a":"%s\\ud800"}')],
+    [*("*%s", "!%s 1", "'%s': 1\n'%s': 2"), *('{"%s":1,"%s":2}', '{"a":"%s\\ud800"}')],
 )
 def test_a_mistake_quotes_what_is_long_in_short(text: str) -> None:
     with pytest.raises(UnreadableError) as caught:

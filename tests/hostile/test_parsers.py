@@ -103,6 +103,7 @@ TEXTS: Final[dict[str, Callable[[int], bytes]]] = {
     "directives": repeated("", "%YAML 1.1\n"),
     "tag": repeated("!", "a", " b"),
     "alias": repeated("*", "a"),
+    "aliases": numbered("", "- &a% [b]\n- *a%\n"),
     "items": repeated("a:\n", "- b\n"),
     "entries": numbered("", "k%: b\n"),
     "the same key": repeated("", "k: b\n"),
