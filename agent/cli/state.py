@@ -20,11 +20,11 @@ from agent.managers.cpu.manager import exclusive_cpus, shared_pool
 from agent.managers.machine import Machine
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy, restored
+from agent.managers.versions import KubernetesVersion
 from agent.state.checkpoint import Checkpoint, StateDirectoryLockedError, host_facts, policy_summary
 from agent.state.store import Store, peek
 from agent.tools.kubelet_state.exporting import export_notes, kubelet_state
 from agent.tools.kubelet_state.files import (
-    RELEASES,
     KubeletState,
     encode_files,
     read_directory,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 #: The kubelets that an export can be for, by their numbers.
-_BY_NUMBER: Final = {version.removeprefix("v"): version for version in RELEASES}
+_BY_NUMBER: Final = {version.removeprefix("v"): version for version in KubernetesVersion}
 
 
 class _Number(click.Choice[str]):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.managers.versions import OLDEST, since, steps
+from agent.managers.versions import OLDEST, since
 from agent.state.store import Files, OsFiles
 from agent.tools.kubelet_state.cpu import CPU_FILE, CPU_FORMAT
 from agent.tools.kubelet_state.format import (
@@ -35,10 +35,6 @@ _NAMES: Final = (CPU_FILE, MEMORY_FILE)
 
 def _state_is_in_data(rules: VersionRules) -> bool:
     return rules.state_is_in_data
-
-
-#: The first kubelets that write the formats of an export; later ones read them as well.
-RELEASES: Final = steps(_state_is_in_data)
 
 
 class KubeletState(Struct, frozen=True):

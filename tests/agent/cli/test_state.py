@@ -84,6 +84,8 @@ def test_budgets_move_from_a_kubelet_v1_37_and_back_in_the_formats_that_were_the
     for same in ("1.36", "v1.36"):
         assert host.run("export", "--force", "--for", same)[0] == ExitCode.OK
         assert host.files() == tuple(encode_files(found, pod_level=True).values())
+    assert host.run("export", "--force", "--for", "1.38")[0] == ExitCode.OK
+    assert host.files() == tuple(files.values())
 
 
 def test_manifests_complete_what_is_imported(host: Host, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 from agent.managers.versions import KubernetesVersion
 from agent.state.store import OsFiles
 from agent.tools.kubelet_state.files import (
-    RELEASES,
     KubeletState,
     encode_files,
     read_directory,
@@ -82,7 +81,7 @@ def test_the_release_decides_before_the_gate(*, pod_level: bool) -> None:
 
 def test_the_release_is_that_of_the_files_that_are_there(tmp_path: Path) -> None:
     assert release_of(tmp_path) is KubernetesVersion.V1_36
-    for release in RELEASES:
+    for release in (KubernetesVersion.V1_36, KubernetesVersion.V1_37):
         files = encode_files(STATE, pod_level=True, release=release)
         write_directory(tmp_path, files, force=True)
         assert release_of(tmp_path) is release
