@@ -515,15 +515,15 @@ class RuntimeEvents:
 
     async def _ask_for_all(self, uids: Sequence[str]) -> None:
         """Ask for pods together; those that are not answered in time come by another way."""
-        turns = asyncio.Semaphore(_ASKED_AT_ONCE)
+        left = iter(uids)
 
-        async def ask(uid: str) -> None:
-            async with turns:
+        async def ask() -> None:
+            for uid in left:
                 await self._pods.ask_for(uid, ASK_SECONDS)
 
         with suppress(TimeoutError):
             async with asyncio.timeout(ASK_ALL_SECONDS):
-                await asyncio.gather(*map(ask, uids))
+                await asyncio.gather(*(ask() for _ in range(_ASKED_AT_ONCE)))
 
     async def _synced(self) -> None:
         try:
