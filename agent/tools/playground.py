@@ -30,6 +30,7 @@ from msgspec.structs import replace
 from agent.api.client import AgentClient, AgentError, Unreachable
 from agent.api.documents import BindRequest
 from agent.pods.model import full_name
+from agent.yaml import shown
 from sysfs.described import regular_host, with_memory_only_nodes, write_tree
 from sysfs.discover import discover
 from sysfs.host import Device
@@ -135,12 +136,7 @@ def captured_host(capture: Path, folder: Path) -> NamedHost:
 def _unpacked(capture: Path, folder: Path) -> Path:
     try:
         with tarfile.open(capture) as archive:
-            size = 0
-            for count, member in enumerate(archive, 1):
-                size += member.size
-                if count > _MOST_FILES or size > _MOST_BYTES:
-                    raise PlaygroundError(f"{capture} has more files or bytes than a capture has")
-                archive.extract(member, folder, filter="data")
+            _unpack(archive, folder)
     except (tarfile.TarError, OSError) as error:
         kinds = ", ".join(HOSTS)
         message = f"{capture} is neither a capture nor one of {kinds}: {error}"
@@ -150,6 +146,42 @@ def _unpacked(capture: Path, folder: Path) -> Path:
         if (top / "sys").is_dir():
             return top
     raise PlaygroundError(f"{capture} has no directory sys, as the capture of a host would")
+
+
+def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
+    """Make the directories, files and links of an archive, none outside of `folder`.
+
+    Links are made when all else is there, so that nothing is written through one, whatever a
+    filter of this Python's tarfile lets pass (CVE-2025-4517). Raises `OSError`, `TarError`.
+    """
+    links: dict[Path, str] = {}
+    size = 0
+    for count, member in enumerate(archive, 1):
+        size += member.size
+        if count > _MOST_FILES or size > _MOST_BYTES:
+            raise tarfile.TarError("it has more files or bytes than a capture has")
+        path = folder / member.name
+        if ".." in path.parts or not path.is_relative_to(folder):
+            raise tarfile.TarError(f"{shown(member.name)} is outside of its directory")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = archive.extractfile(member) if member.isreg() else None
+        if content is not None:
+            with path.open("xb") as file:
+                shutil.copyfileobj(content, file)
+        elif member.issym():
+            links[path] = member.linkname
+        elif member.isdir():
+            path.mkdir(exist_ok=True)
+        else:
+            raise tarfile.TarError(f"{shown(member.name)} is no file, directory or symbolic link")
+    for path, target in links.items():
+        path.symlink_to(target)
+    top = folder.resolve()
+    for path, target in links.items():
+        with suppress(FileNotFoundError):
+            if not Path(os.path.realpath(path, strict=True)).is_relative_to(top):
+                message = f"{shown(str(path.relative_to(folder)))} leads to {shown(target)}"
+                raise tarfile.TarError(f"{message}, outside of its directory")
 
 
 #: JSON is YAML, which spares the names of folders and devices a syntax of their own.

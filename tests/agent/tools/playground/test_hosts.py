@@ -34,10 +34,16 @@ def test_another_name_is_taken_for_a_capture(tmp_path: Path) -> None:
 
 
 def archive(file: Path, names: dict[str, str]) -> Path:
+    """Write an archive; a text `-> x` makes a symbolic link, `=> x` a hard one."""
     with tarfile.open(file, "w") as tar:
         for name, text in names.items():
             member = tarfile.TarInfo(name)
-            member.size = len(text)
+            kind, _, target = text.partition(" ")
+            if kind in {"->", "=>"}:
+                member.type = tarfile.SYMTYPE if kind == "->" else tarfile.LNKTYPE
+                member.linkname = target
+            else:
+                member.size = len(text)
             tar.addfile(member, io.BytesIO(text.encode()))
     return file
 
@@ -60,17 +66,32 @@ def test_a_capture_is_the_host_that_was_captured(below: str, tmp_path: Path) -> 
 
 
 def test_what_is_no_capture_is_rejected_and_writes_nothing_elsewhere(tmp_path: Path) -> None:
-    unpacked, text = tmp_path / "unpacked", tmp_path / "notes.txt"
-    unpacked.mkdir()
+    text = tmp_path / "notes.txt"
     text.write_text("no archive")
-    for file, said in (
-        (text, r"notes\.txt is neither a capture nor one of two-so"),
-        (archive(tmp_path / "a.tar", {"readme": "text"}), "no directory sys"),
-        (archive(tmp_path / "b.tar", {"../outside": "text"}), "outside"),
+    with pytest.raises(PlaygroundError, match=r"notes\.txt is neither a capture nor one of two-so"):
+        captured_host(text, tmp_path)
+    outside, deep = tmp_path / "outside", "a/" * 3
+    outside.mkdir()
+    #: As tarfile's filter lets pass before Python 3.11.13, 3.12.11 and 3.13.4.
+    long = {f"{'d' * 240}/" * n + "l": "-> " + "d" * 240 for n in range(1, 17)}
+    for number, (names, said) in enumerate(
+        (
+            ({"readme": "text"}, "no directory sys"),
+            ({"../outside/x": "text"}, r'"\.\./outside/x" is outside of its directory'),
+            ({f"{outside}/x": "text"}, "is outside of its directory"),
+            ({"sys": f"-> {outside}", "sys/x": "text"}, "File exists"),
+            ({"sys": f"-> {outside}"}, '"sys" leads to ".*", outside of its directory'),
+            ({"z/z": "", f"{deep}l": "-> ../../../z", f"{deep}x": "-> l/../../outside"}, "outside"),
+            ({"sys/x": "=> ../../outside/x"}, '"sys/x" is no file, directory or symbolic link'),
+            ({"sys": "-> sys"}, "symbolic links"),
+            ({**long, "sys": "-> " + ("d" * 240 + "/") * 17 + "../" * 18 + "outside"}, "too long"),
+        )
     ):
+        unpacked = tmp_path / str(number)
+        unpacked.mkdir()
         with pytest.raises(PlaygroundError, match=said):
-            captured_host(file, unpacked)
-    assert not (tmp_path / "outside").exists()
+            captured_host(archive(tmp_path / "a.tar", names), unpacked)
+    assert not list(outside.iterdir())
 
 
 def test_an_archive_that_is_larger_than_any_host_is_rejected(tmp_path: Path) -> None:
