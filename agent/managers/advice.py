@@ -2,10 +2,10 @@
 
 Nothing is advised that was not tried and admitted; a change that is not listed may help as well,
 since only some are tried. Tried are the end of the cordon and of other pods, weaker policies, a
-smaller request of one resource, siblings that do not stay idle, a larger budget where containers
-that share it would have nothing, and limits equal to requests where a pod requires CPUs of its own.
-A smaller request counts only if the same containers as before may have exclusive resources: less
-isolation is not what was asked for.
+smaller request of one resource, whole cores in place of a part, siblings that do not stay idle, a
+larger budget where containers that share it would have nothing, and limits equal to requests where
+a pod requires CPUs of its own. Another request counts only if the same containers as before may
+have exclusive resources: less isolation is not what was asked for.
 """
 
 from __future__ import annotations
@@ -339,30 +339,30 @@ def _places(rules: EffectivePolicy, allocation: PodAllocation) -> str:
 
 
 class _Request(Struct, frozen=True):
-    """One amount that could be smaller: of a container, or of the pod-level resources (None)."""
+    """One amount that could be another: of a container, or of the pod-level resources (None)."""
 
     container: str | None
     resource: str
-    #: The amount asked for, and the step by which it is made smaller, in the resource's unit.
+    #: The amount asked for, and of what it could be a multiple, in the resource's unit.
     asked: int
     step: int
 
 
 def with_amount(pod: Pod, container: str | None, resource: str, amount: int) -> Pod:
-    """Return the pod with a smaller amount of one resource, requested and limited alike.
+    """Return the pod with another amount of one resource, requested and limited alike.
 
-    `amount` is in millicores for `cpu`, else in whole units; an amount that is smaller already
+    `amount` is in millicores for `cpu`, else in whole units; a request that is smaller already
     stays.
     """
     if container is None:
         if pod.resources is None:
             return pod
-        return replace(pod, resources=_smaller(pod.resources, resource, amount))
+        return replace(pod, resources=_with(pod.resources, resource, amount))
 
     def changed(each: Container) -> Container:
         if each.name != container:
             return each
-        return replace(each, resources=_smaller(each.resources, resource, amount))
+        return replace(each, resources=_with(each.resources, resource, amount))
 
     return replace(
         pod,
@@ -371,16 +371,17 @@ def with_amount(pod: Pod, container: str | None, resource: str, amount: int) -> 
     )
 
 
-def _smaller(resources: Resources, resource: str, amount: int) -> Resources:
-    most = quantity_of(resource, amount)
+def _with(resources: Resources, resource: str, amount: int) -> Resources:
+    stated = quantity_of(resource, amount)
+    nanos = [each[resource].nano for each in _both(resources) if resource in each]
+    least = min(stated.nano, max(nanos, default=0) - 1)
 
-    def capped(amounts: Mapping[str, Quantity]) -> Mapping[str, Quantity]:
-        known = amounts.get(resource)
-        if known is None or known.nano <= most.nano:
+    def changed(amounts: Mapping[str, Quantity]) -> Mapping[str, Quantity]:
+        if resource not in amounts or amounts[resource].nano <= least:
             return amounts
-        return MappingProxyType({**amounts, resource: most})
+        return MappingProxyType({**amounts, resource: stated})
 
-    return Resources(capped(resources.requests), capped(resources.limits))
+    return Resources(changed(resources.requests), changed(resources.limits))
 
 
 def quantity_of(resource: str, amount: int) -> Quantity:
@@ -393,6 +394,8 @@ def quantity_of(resource: str, amount: int) -> Quantity:
 def _requests(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
     for request in islice(_shrinkable(rules, pod), _MOST_REQUESTS):
         yield from _shrunk(rules, ledger, pod, request)
+        if request.resource == CPU and request.asked % request.step:
+            yield _rounded_up(rules, ledger, pod, request)
 
 
 def _shrinkable(rules: EffectivePolicy, pod: Pod) -> Iterator[_Request]:
@@ -444,12 +447,24 @@ def _shrunk(
         else:
             high = middle - 1
         yield None
-    if not best:
-        return
-    amount = best * request.step
+    if best:
+        yield _instead(request, best * request.step)
+
+
+def _rounded_up(
+    rules: EffectivePolicy, ledger: Ledger, pod: Pod, request: _Request
+) -> Advice | None:
+    """Return the advice to request whole cores (or whole CPUs), None if that does not help."""
+    amount = -(-request.asked // request.step) * request.step
+    larger = with_amount(pod, request.container, request.resource, amount)
+    admitted = _is_admitted(rules, ledger, larger, _eligible(rules, pod))
+    return _instead(request, amount) if admitted else None
+
+
+def _instead(request: _Request, amount: int) -> Advice:
     admitted, asked = (node_amount_text(request.resource, each) for each in (amount, request.asked))
     of = "" if request.container is None else f" in container {request.container}"
-    yield Advice(
+    return Advice(
         AdviceKind.REQUEST,
         f"request {admitted} of {request.resource}{of} instead of {asked}",
         container=request.container,

@@ -34,6 +34,7 @@ from tests.agent.managers.hosts import (
     POD,
     RESTRICTED,
     SINGLE,
+    SMT,
     make_rules,
 )
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
@@ -101,6 +102,18 @@ def test_a_pod_too_wide_for_one_node_hears_of_a_policy_and_of_what_one_node_has(
         "topologyManagerPolicy: best-effort (CPUs on nodes 0-1, memory on nodes 0-1: spread)",
         "request 8 of cpu in container main instead of 9",
     ]
+
+
+def test_a_part_of_a_core_hears_of_whole_cores_above_and_below_it() -> None:
+    rules = make_rules(SMT, NO_POLICY, memory=False, full_pcpus_only=True, reserved="")
+    part = (
+        'cpuManagerPolicyOptions["full-pcpus-only"]: false (containers may share a physical core)'
+    )
+    of = "of cpu in container main instead of 5"
+    five = pod(app("main", guaranteed("cpu=5 memory=1Gi")))
+    assert texts(rules, five) == [part, f"request 4 {of}", f"request 6 {of}"]
+    others = pod(app("main", guaranteed("cpu=12 memory=1Gi")), uid="u2")
+    assert texts(rules, five, others)[0] == f"request 4 {of}"
 
 
 def test_the_end_of_a_pod_that_makes_room_is_advised_and_no_other() -> None:
