@@ -3,7 +3,7 @@
 Every thread counts whose affinity (`sched_getaffinity(2)`) includes an exclusive CPU and whose
 process lives outside the cgroups of the pod that has the CPU. Kernel threads bound to a single CPU
 (`ksoftirqd/3`, `migration/3`) do not count: no setting moves them. Other kernel threads are marked
-as such, since cpusets do not confine them; `isolcpus=` does.
+as such, since cpusets do not confine them; partitions and `agent.isolation.kernelThreads` do.
 
 A task that may run on every CPU was never confined, like the whole system as long as nothing keeps
 it off the exclusive CPUs. Such a task is distinguished from a task that was placed on these CPUs.

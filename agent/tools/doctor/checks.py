@@ -161,7 +161,9 @@ def version_check(cgroups: CgroupFacts) -> HostCheck:
         return HostCheck(check, Verdict.ERROR, f"{file} is not there", change)
     if _CPUSET not in root.controllers:
         found = f"{file} does not list cpuset"
-        change = "remove `cgroup_disable=cpuset` from the kernel's command line and reboot"
+        change = "remove `cgroup_disable=cpuset` from the kernel's command line, or what mounts "
+        change += "cpuset as cgroup v1 (`grep cpuset /proc/mounts`, such as cset), and reboot; in "
+        change += "a container, have the controller delegated to it"
         return HostCheck(check, Verdict.ERROR, found, change)
     return HostCheck(check, Verdict.OK, f"{file} lists cpuset")
 
