@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from agent.api import documents as status_wire
 from agent.api import documents as wire
 from agent.api.documents import CordonDocument, delivery_document
+from agent.managers.decision import Rule
 from agent.managers.device.kubelet import KUBELET_DEVICES, NOT_LISTED, by_resource
 from agent.managers.sharing import shares, unused_budget
 from agent.managers.topology.many_nodes import HintFamily, best_few
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 #: A provider may offer hundreds of hints on a large host; the best few are enough.
 BEST_HINTS: Final = 8
+#: The kernel has none of what an allocation has by these rules.
+_GONE: Final = frozenset({Rule.CPU_OFFLINE, Rule.CPU_WITHHELD, Rule.CPU_MISSING})
 
 
 class Recorded(Protocol):
@@ -69,6 +72,8 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
     written. `kubelet` is what a kubelet beside the agent lists.
     """
     seen, source, given = kernel or {}, allocation.source, kubelet.of(allocation)
+    violated = tuple(each for each in invalid if each.uid == allocation.uid)
+    differences = () if record is None else record.unenforced_lines
     containers = tuple(
         _container(
             container,
@@ -93,13 +98,14 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
         containers=containers,
         enforcement=enforcement_document(
             (
-                *(() if record is None else record.unenforced_lines),
+                # With all of its CPUs gone, the pod has what is desired: those of the shared pool.
+                *(differences or (each.message for each in violated if each.rule in _GONE)),
                 *((unprepared_line(allocation),) if allocation.unprepared else ()),
             )
         ),
         explanation=explanation,
         kernel=seen.get(None, ()),
-        invalid=tuple(each for each in invalid if each.uid == allocation.uid),
+        invalid=violated,
         unused_budget=tuple(_unused(each) for each in unused_budget(allocation)),
         others=dict(allocation.others),
         containers_found=None

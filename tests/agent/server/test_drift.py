@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
+from agent.api.documents import PodDocument
 from agent.reconcile.backoff import AT_ONCE
 from agent.server.reports import DRIFT_KEPT, DRIFT_NAMED
 from cgroupfs.state import Writer
@@ -202,6 +203,21 @@ async def test_who_rewrites_before_it_is_read_back_is_given_way_too(
         assert (await agent.controller.reconcile()).found == {}
         text = agent.controller.metrics.render(agent.controller.state.reading()).decode()
         assert "numawarden_repairs_postponed_total 1.0" in text
+
+
+@in_loop
+async def test_a_pod_of_which_all_cpus_are_offline_is_not_enforced(world: World) -> None:
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        world.change_host(with_offline(two_packages(), Mask.parse("1,9")))
+        with agent.controller.events.watch() as watcher:
+            await agent.world.clock.passing(10, next_event(watcher, "HostChanged"))
+        await agent.controller.reconcile()
+        pod = await agent.controller.pod(UID)
+        assert isinstance(pod, PodDocument)
+        assert (pod.enforcement.enforced, pod.enforcement.differences) == (
+            False, ("has CPUs 1,9, which are offline",)
+        )  # fmt: skip
 
 
 @in_loop
