@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from agent.config.isolation import PartitionMode
 from agent.config.model import CgroupDriver
+from agent.managers.policy import IsolationMode
 from agent.runtimes import KUBELET, running_kubelet
 from agent.tools.doctor.facts import HostCheck, ReportedVersion, Verdict
 from agent.tools.doctor.kernel import huge_page_check, work_check
@@ -19,7 +21,7 @@ from agent.tools.doctor.kubelet import (
     settings_of,
     source_checks,
 )
-from agent.tools.doctor.runtime import runtime_checks
+from agent.tools.doctor.runtime import allowed_annotations, runtime_checks
 from agent.tools.doctor.version import rules_check
 from agent.yaml import shown
 from sysfs.mask import EMPTY, Mask
@@ -252,6 +254,7 @@ def other_manager_checks(config: Config, facts: GatheredFacts) -> Iterator[HostC
     yield _manifest_check(config, facts)
     yield process_check(facts)
     yield _tuned_check(facts.tuned)
+    yield from _crio_checks(config, facts)
     yield _isolated_check(config, facts)
     if facts.kernel is not None:
         yield work_check(facts.kernel)
@@ -306,6 +309,21 @@ def _tuned_check(file: HostFile) -> HostCheck:
         return HostCheck(check, Verdict.OK, found)
     found = f"profile {shown(profile)} in {file.path} isolates CPUs and moves processes"
     return HostCheck(check, Verdict.WARNING, found, "tuned-adm profile throughput-performance")
+
+
+def _crio_checks(config: Config, facts: GatheredFacts) -> Iterator[HostCheck]:
+    """Yield what CRI-O and the agent both isolate: each undoes what the other did."""
+    allowed = {} if facts.runtime is None else allowed_annotations(facts.runtime.crio)
+    isolation = config.agent.isolation
+    for item, annotation, is_on in (
+        ("interrupts", "irq-load-balancing.crio.io", isolation.interrupts != IsolationMode.NEVER),
+        ("partitions", "cpu-load-balancing.crio.io", isolation.partitions != PartitionMode.NEVER),
+    ):
+        if is_on and annotation in allowed:
+            found = f"CRI-O sets them for pods with {annotation} (allowed_annotations in "
+            found += f"{allowed[annotation]}), and agent.isolation.{item} is on"
+            change = f"remove the annotation there, or write `{item}: never` in agent.isolation"
+            yield HostCheck(f"{item} of pods", Verdict.WARNING, found, change)
 
 
 def _isolated_check(config: Config, facts: GatheredFacts) -> HostCheck:

@@ -300,6 +300,19 @@ def crio_settings(files: Iterable[HostFile], main: str) -> RuntimeSettings:
     return RuntimeSettings(entries, tuple(unread), main)
 
 
+def allowed_annotations(files: Iterable[HostFile]) -> dict[str, str]:
+    """Return what CRI-O lets pods ask for with annotations, with the file that says so."""
+    found: dict[str, str] = {}
+    for file in files:
+        document, _ = toml_of(file)
+        handlers = _table(_table(_table(document, "crio"), "runtime"), "runtimes")
+        for name in handlers:
+            allowed = _table(handlers, name).get("allowed_annotations")
+            if isinstance(allowed, list):
+                found |= {each: file.path for each in allowed if isinstance(each, str)}
+    return found
+
+
 def _table(document: dict[str, Any], name: str) -> dict[str, Any]:
     found = document.get(name)
     return found if isinstance(found, dict) else {}
