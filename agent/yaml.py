@@ -18,6 +18,7 @@ from functools import lru_cache
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeAlias
 
+import msgspec
 import yaml
 from msgspec import Struct, field
 from yaml.events import (
@@ -183,6 +184,27 @@ def from_plain(value: Plain) -> Node:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return ScalarNode(Number(str(value)))
     return ScalarNode(value)
+
+
+_JSON_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?", re.ASCII)
+
+
+def json_of(node: Node) -> bytes:
+    """Return a document as JSON, which is read as the same; raises `UnreadableError`."""
+    return msgspec.json.encode(_as_json(node))
+
+
+def _as_json(node: Node) -> object:
+    if isinstance(node, SequenceNode):
+        return list(map(_as_json, node.items))
+    if isinstance(node, MappingNode):
+        return {key: _as_json(value) for key, value in node.entries.items()}
+    if isinstance(node.value, Unclear):
+        raise UnreadableError(f"{describe(node)}; put it in quotes", node.line)
+    if isinstance(node.value, Number):
+        text = node.value.text
+        return msgspec.Raw(text.encode()) if _JSON_NUMBER.fullmatch(text) else text
+    return node.value
 
 
 def describe(node: Node) -> str:

@@ -29,13 +29,11 @@ from agent.api.documents import (
 )
 from agent.cli.errors import CommandError, ExitCode, WrongFileError, reader_is_gone
 from agent.cli.options import DEFAULT_SOCKET, TIMEOUT, Output
-from agent.files import LARGEST, read_bounded, take
 from agent.pods.model import full_name
 from agent.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
     from agent.api.documents import CordonDocument
 
@@ -85,13 +83,6 @@ def _mistakes(error: ErrorBody, file: str) -> str:
     if len(error.details) == 1:
         return f"{file}: {error.details[0]}"
     return "\n".join((f"{file}: {error.message}", *map(str, error.details)))
-
-
-def read_manifest(file: Path) -> tuple[bytes, str]:
-    """Return a manifest and how errors name it; `-` is standard input. Raises `OSError`."""
-    if str(file) != "-":
-        return read_bounded(file), str(file)
-    return take(sys.stdin.buffer, LARGEST, "-"), "standard input"
 
 
 def find_pod(agent: AgentClient, named: str) -> PodDocument:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.common import agent_at, print_answer, read_manifest
+from agent.cli.common import agent_at, print_answer, say
 from agent.cli.errors import ExitCode
+from agent.cli.manifests import ManifestText, for_each_manifest
 from agent.cli.options import Output, output_option, socket_option
 from agent.cli.pod_text import rejection_lines
 from agent.cli.workloads import option_errors
@@ -25,7 +26,7 @@ MOST: Final = 1000
 
 
 @click.command()
-@click.argument("file", metavar="[FILE|-]", type=click.Path(path_type=Path), required=False)
+@click.argument("files", metavar="[FILE|-]", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--cpus", metavar="N", help="Exclusive CPUs, in place of a FILE.")
 @click.option("--memory", metavar="SIZE", help="Memory, such as 32Gi (by default 1Gi).")
 @click.option(
@@ -38,7 +39,7 @@ MOST: Final = 1000
 @output_option
 @socket_option
 def fit(  # noqa: PLR0913  # each is an argument or option of the command
-    file: Path | None,
+    files: tuple[Path, ...],
     cpus: str | None,
     memory: str | None,
     hugepages: tuple[str, ...],
@@ -50,21 +51,29 @@ def fit(  # noqa: PLR0913  # each is an argument or option of the command
 ) -> int:
     """Say whether a pod would be admitted now, where, and what would help if not.
 
-    The pod is that of a manifest, or has one Guaranteed container with the amounts of the options.
-    Nothing is changed. Exits with 0 if the pod fits at least once, else with 1.
+    The pod is that of a manifest, or has one Guaranteed container with the amounts of the options;
+    each pod of a List is tried alone. Nothing is changed. Exits with 0 if the pod fits at least
+    once, else with 1.
     """
+
+    def tried(manifest: ManifestText) -> ExitCode:
+        with agent_at(socket_path, manifest.name) as agent:
+            found = agent.fit(manifest.text, MOST if count else 1)
+        if manifest.of_list and output is Output.TEXT:
+            say(manifest.name)
+        print_answer(found, output, lambda found: _lines(found, counted=count))
+        return ExitCode.OK if found.count else ExitCode.REJECTED
+
     amounts = _amounts(cpus, memory, hugepages, device)
-    if (file is None) == (amounts is None):
-        raise click.UsageError("give either a FILE or amounts such as --cpus 4 --memory 8Gi")
-    if file is not None:
-        manifest, name = read_manifest(file)
-    else:
-        _check(cpus, memory)
-        manifest, name = _manifest(amounts or {}), "the pod of the options"
-    with agent_at(socket_path, name) as agent:
-        found = agent.fit(manifest, MOST if count else 1)
-    print_answer(found, output, lambda found: _lines(found, counted=count))
-    return ExitCode.OK if found.count else ExitCode.REJECTED
+    if count and len(files) > 1 and str(files[0]).isdecimal():
+        message = f"--count takes no number, it counts up to {MOST}: leave {files[0]} out"
+        raise click.UsageError(message)
+    if len(files) != (amounts is None):
+        raise click.UsageError("give either one FILE or amounts such as --cpus 4 --memory 8Gi")
+    if amounts is None:
+        return for_each_manifest(files, tried)
+    _check(cpus, memory)
+    return tried(ManifestText(_manifest(amounts), "the pod of the options"))
 
 
 def _check(cpus: str | None, memory: str | None) -> None:

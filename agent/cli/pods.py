@@ -32,20 +32,13 @@ from agent.cli.common import (
     pods_argument,
     print_answer,
     print_lines,
-    read_manifest,
     say,
     typed_name,
     unknown_pod,
     warn,
 )
-from agent.cli.errors import (
-    CommandError,
-    ExitCode,
-    WrongFileError,
-    counted,
-    lines_of,
-    text_of,
-)
+from agent.cli.errors import CommandError, ExitCode
+from agent.cli.manifests import ManifestText, for_each_manifest
 from agent.cli.options import (
     DOCUMENT,
     Output,
@@ -80,8 +73,6 @@ if TYPE_CHECKING:
 _files_argument: Final = click.argument(
     "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
-#: How the files of a directory end that are manifests.
-_ENDINGS: Final = (".yaml", ".yml", ".json")
 
 
 @click.command()
@@ -114,19 +105,19 @@ def admit(
 ) -> int:
     """Admit the pod of each manifest (YAML or JSON; - reads standard input), in this order.
 
-    A directory stands for its files *.yaml, *.yml and *.json in the order of their names. A file
-    that is wrong is reported, and those after it are still tried.
+    A directory stands for its files *.yaml, *.yml and *.json in the order of their names, a List of
+    kubectl for its pods. What is wrong is reported, and what follows is still tried.
 
     Exits with 0 once the kernel enforces each allocation, else with the first other code: 1 for a
     pod that is rejected, 3 for a file that is wrong, 7 for a pod that is admitted but not enforced.
     """
     printed = 0
 
-    def answered(manifest: bytes, name: str) -> ExitCode:
+    def answered(manifest: ManifestText) -> ExitCode:
         nonlocal printed
-        with agent_at(socket_path, name) as agent:
+        with agent_at(socket_path, manifest.name) as agent:
             answer = agent.admit(
-                manifest, dry_run=dry_run, require=require, replace=in_place, advice=True
+                manifest.text, dry_run=dry_run, require=require, replace=in_place, advice=True
             )
             shown = answer.admitted and not dry_run and output is Output.TEXT
             pod = agent.pod(answer.uid) if shown else None
@@ -137,7 +128,7 @@ def admit(
             print_lines(f"  {line}" for line in islice(start_lines(pod), 1))
         return ExitCode.REJECTED if answer.pod is None else _pod_code(answer.pod)
 
-    return _for_each(files, answered)
+    return for_each_manifest(files, answered)
 
 
 @click.command()
@@ -146,83 +137,28 @@ def admit(
 def diff(files: tuple[Path, ...], socket_path: str) -> ExitCode:
     """Show what `admit --replace` of each manifest would change, as a unified diff.
 
-    FILEs are manifests, directories and - as for `admit`. Each pod is decided as if it were the
-    only one, and nothing is changed. A pod that is not admitted is compared with /dev/null.
+    FILEs are as for `admit`. Each pod is decided as if it were the only one, and nothing is
+    changed. A pod that is not admitted is compared with /dev/null.
 
     Exits with 0 if nothing would change, else with the first other code: 1 if a pod would be
     changed, admitted or rejected, 3 for a file that is wrong.
     """
 
-    def compared(manifest: bytes, name: str) -> ExitCode:
-        with agent_at(socket_path, name) as agent:
-            answer = agent.admit(manifest, dry_run=True, replace=True, advice=True)
+    def compared(manifest: ManifestText) -> ExitCode:
+        with agent_at(socket_path, manifest.name) as agent:
+            answer = agent.admit(manifest.text, dry_run=True, replace=True, advice=True)
             uid = answer.uid if answer.already_admitted else answer.replaced
             former = None if uid is None else agent.pod(uid)
         warn(answer.warnings)
         new = answer.pod
-        found = admission_lines(answer) if new is None else difference_lines(former, new, name)
+        found = (
+            admission_lines(answer) if new is None else difference_lines(former, new, manifest.name)
+        )
         lines = list(found)
         print_lines(lines)
         return ExitCode.REJECTED if lines else ExitCode.OK
 
-    return _for_each(files, compared)
-
-
-def _for_each(given: Iterable[Path], act: Callable[[bytes, str], ExitCode]) -> ExitCode:
-    """Do something with each manifest and its name; return the first code that is not 0.
-
-    A file that is wrong is reported, and keeps no other out. An error that would be that of all
-    files ends this, and says how many were not tried.
-    """
-    code = ExitCode.OK
-    files = _manifest_files(given)
-    for number, file in enumerate(files, 1):
-        try:
-            found = act(*_read(file))
-        except Exception as error:
-            if not isinstance(error, WrongFileError):
-                if left := len(files) - number:
-                    error.add_note(f"not tried: {counted(left, 'file')} after {file}")
-                raise
-            for line in lines_of(error):
-                click.echo(line, err=True)
-            found = error.code
-        code = code or found
-    return code
-
-
-def _read(file: Path) -> tuple[bytes, str]:
-    try:
-        return read_manifest(file)
-    except OSError as error:
-        raise WrongFileError(text_of(error), ExitCode.BAD_INPUT) from error
-
-
-def _manifest_files(given: Iterable[Path]) -> list[Path]:
-    """Return the files of a command line; those of a directory in the order of their names.
-
-    Raises `CommandError` for a directory without a manifest, `OSError` if it cannot be read.
-    """
-    files: list[Path] = []
-    for path in given:
-        if str(path) == "-" or not path.is_dir():
-            files.append(path)
-            continue
-        from agent.sources.manifests import is_left_over  # noqa: PLC0415  # most name files
-
-        found = sorted(
-            file
-            for file in path.iterdir()
-            if file.suffix in _ENDINGS and not is_left_over(file.name) and not file.is_dir()
-        )
-        if not found:
-            message = (
-                f"{path}: no file of this directory has a name that ends in {', '.join(_ENDINGS)}; "
-                "name a manifest, or a directory with manifests"
-            )
-            raise CommandError(message, ExitCode.BAD_INPUT)
-        files += found
-    return files
+    return for_each_manifest(files, compared)
 
 
 @click.command()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.api.client import AgentError
+from agent.cli.common import yaml_of
 from agent.cli.errors import ExitCode
 from agent.reconcile.report import EnforcementReport
 from tests.agent.cli.shell import Shell, in_background
@@ -16,6 +17,7 @@ from tests.agent.reconcile.pods import unenforced
 from tests.agent.server.support import OTHER_UID, PATIENCE, UID, manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -104,7 +106,38 @@ def test_an_error_that_is_not_of_one_file_says_how_many_were_not_tried(shell: Sh
     files = [shell.file(manifest(), f"{name}.yaml") for name in "abc"]
     code, _, err = shell.run("admit", *files)
     assert code == ExitCode.UNREACHABLE
-    assert err.splitlines()[1:] == [f"  not tried: 2 files after {files[0]}"]
+    assert err.splitlines()[1:] == [f"  not tried: 2 manifests after {files[0]}"]
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.parametrize("form", [yaml_of, json.dumps])
+def test_a_list_of_kubectl_stands_for_its_pods(shell: Shell, form: Callable[[object], str]) -> None:
+    pod = {"metadata": {"name": "a"}, "spec": {"containers": [{"name": "c", "image": "x"}]}}
+    whole = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {"name": "b"}}
+    items = [pod, {"kind": "Service"}, "odd", whole]
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+    content = form(json.loads(listed)).encode()
+    file = shell.file(content, "list.yaml")
+    code, out, err = shell.run("admit", file, "-o", "name")
+    assert (code, out.split()) == (ExitCode.BAD_INPUT, ["default/a", "default/b"])
+    assert [line.split(": ")[2] for line in err.splitlines()] == [
+        f"{file}, items[{wrong}]" for wrong in (1, 2)
+    ]
+    alone = shell.file(form(whole).encode())
+    assert shell.run("diff", alone)[0] == ExitCode.OK
+    heads = [line for line in shell.run("fit", file)[1].splitlines() if "items" in line]
+    assert heads == [f"{file}, items[{pod}]" for pod in (0, 3)]
+
+
+def test_what_a_list_has_is_read_as_it_is_alone(shell: Shell) -> None:
+    head = b"kind: List\nitems:\n- spec: {}\n  a: "
+    for content, found in (
+        (head + b"010", ": line 4: "),
+        (b"kind: List", ": the list has no items"),
+    ):
+        file = shell.file(content)
+        code, _, err = shell.run("admit", file)
+        assert (code, f"{file}{found}" in err) == (ExitCode.BAD_INPUT, True)
 
 
 @pytest.mark.usefixtures("agent")
