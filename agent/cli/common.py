@@ -104,7 +104,9 @@ def one_pod(admitted: Iterable[PodDocument], named: str) -> PodDocument:
 
 def unknown_pod(named: str) -> CommandError:
     """Return the error for a pod that the agent does not know."""
-    return CommandError(f"no pod {named!r} is admitted; see 'numawarden list'", ExitCode.NOT_FOUND)
+    file = ", and a pod is not named by its file" if os.path.isfile(named) else ""  # noqa: PTH113
+    message = f"no pod {named!r} is admitted{file}; see 'numawarden list'"
+    return CommandError(message, ExitCode.NOT_FOUND)
 
 
 def names_of(pod: PodDocument | FailedPodDocument) -> tuple[str, str, str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing, suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 from msgspec.structs import replace
@@ -14,7 +15,14 @@ from agent.cli.common import say, warn
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import CONFIG_FILE, EXISTING_DIRECTORY, EXISTING_FILE, settings_option
 from agent.cli.suggestions import CommandGroup
-from agent.config.load import config_schema, config_yaml, load_config_file, notes_on, override
+from agent.config.load import (
+    config_schema,
+    config_yaml,
+    load_config,
+    load_config_file,
+    notes_on,
+    override,
+)
 from agent.config.model import Config, ConfigError
 from agent.config.resolve import (
     capacity_by_node,
@@ -23,7 +31,7 @@ from agent.config.resolve import (
     resolve,
     split_cores,
 )
-from agent.files import read_bounded
+from agent.files import read_bounded, take
 from agent.isolation.places import PLACE_ERRORS, HostPlaces, why_not
 from agent.isolation.resctrl import read_resctrl
 from agent.isolation.shares import shares
@@ -53,13 +61,16 @@ if TYPE_CHECKING:
     from sysfs.mask import Mask
 
 
+_FILE_OR_INPUT: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+
+
 @click.group(cls=CommandGroup)
 def config() -> None:
     """Check and show a configuration."""
 
 
 @config.command(short_help="Check a file against this host.")
-@click.argument("file", type=EXISTING_FILE, default=CONFIG_FILE)
+@click.argument("file", metavar="[FILE|-]", type=_FILE_OR_INPUT, default=CONFIG_FILE)
 @click.option(
     "--root",
     type=EXISTING_DIRECTORY,
@@ -88,21 +99,26 @@ def check(
 ) -> ExitCode:
     """Judge a configuration file, and show the effective policy.
 
-    The file is /etc/numawarden/config.yaml unless another is named. Its keys have to agree with
-    each other and with the host's CPUs and memory; all mistakes are reported, with exit code 3.
-    What is left for pods is shown by node. Whether the agent could start here is said by
-    'numawarden doctor'.
+    The file is /etc/numawarden/config.yaml unless another is named, or - (standard input). Its keys
+    have to agree with each other and with the host's CPUs and memory; all mistakes are reported,
+    with exit code 3. What is left for pods is shown by node. Whether the agent could start here is
+    said by 'numawarden doctor'.
     """
-    loaded = load_config_file(file, settings)
+    source = str(file)
+    if source == "-":
+        source = "standard input"
+        loaded = load_config(take(sys.stdin.buffer, DEFAULT_MAX_BYTES, "-"), source, settings)
+    else:
+        loaded = load_config_file(file, settings)
     described = root or loaded.agent.sysfs_root
     host = discover(described, devices=False)
     warn(host.warnings)
     if root is None and str(described) == "/":
         host = replace(host, withheld=_withheld(loaded, host.online))
     machine = Machine.of(host)
-    policy = resolve(loaded, machine, offline=host.offline, source=str(file))
-    resctrl = _resctrl_note(loaded, described, str(file))
-    click.echo(f"{file}: no mistakes")
+    policy = resolve(loaded, machine, offline=host.offline, source=source)
+    resctrl = _resctrl_note(loaded, described, source)
+    click.echo(f"{source}: no mistakes")
     click.echo(f"  host              {_host(machine, root)}")
     for withheld in machine.withheld:
         say(f"  withheld          {withheld}")

@@ -28,6 +28,26 @@ EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_DIRECTORY: Final = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
+class _Seconds(click.ParamType[float]):
+    """A time above 0: a number of seconds, or a duration with units."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        text = str(value)
+        try:
+            seconds = float(text)
+        except ValueError:
+            from agent.config.kinds import seconds_of  # noqa: PLC0415  # most give a number
+
+            seconds = seconds_of(text) or 0.0
+        if not 0 < seconds < float("inf"):
+            self.fail(f"{text!r} is not a time above 0 such as 5, 5s or 2m", param, ctx)
+        return seconds
+
+
 def socket_option_within(seconds: float) -> Callable[[_Command], _Command]:
     """Return what adds `--socket` and `--timeout`, by default so many seconds, to a command.
 
@@ -48,7 +68,7 @@ def socket_option_within(seconds: float) -> Callable[[_Command], _Command]:
     )
     timeout = click.option(
         "--timeout",
-        type=click.FloatRange(min=0.0, min_open=True),
+        type=_Seconds(),
         default=seconds,
         show_default=True,
         metavar="SECONDS",

@@ -32,10 +32,17 @@ _OF_OTHERS: Final = {
 }
 _ALL: Final = "pods of all namespaces are listed without it"
 _FILE: Final = "name the FILE without an option"
+_POD: Final = "name the POD, as 'numawarden list -o name' does; its file is not read"
+_AFTER: Final = "it stands after the command, as in 'numawarden list"
+_FILE_OPTIONS: Final = ("-f", "--file", "--filename")
 #: What to do instead of other tools' options, by command.
 _INSTEAD: Final = {
-    **{(of, name): _FILE for of in ("admit", "diff", "fit") for name in ("-f", "--file")},
-    **{(of, "--filename"): _FILE for of in ("admit", "diff", "fit")},
+    **{(of, name): _FILE for of in ("admit", "diff", "fit") for name in _FILE_OPTIONS},
+    **{("remove", name): _POD for name in _FILE_OPTIONS},
+    ("numawarden", "--socket"): f"{_AFTER} --socket PATH'",
+    ("numawarden", "--timeout"): f"{_AFTER} --timeout 5s'",
+    ("numawarden", "-o"): f"{_AFTER} -o json'",
+    ("numawarden", "--output"): f"{_AFTER} --output json'",
     ("list", "-A"): _ALL,
     ("list", "--all-namespaces"): _ALL,
     ("remove", "--all"): "'numawarden list -o name | xargs numawarden remove' removes all pods",

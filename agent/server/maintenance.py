@@ -126,9 +126,10 @@ def target_of(text: str, host: Host) -> Cordon:
     """
     kind, colon, ids = text.strip().partition(":")
     try:
-        mask = Mask.parse(ids if colon else kind)
+        mask = Mask.parse(ids.replace(f",{kind}:", ",") if colon else kind)
     except ValueError as error:
-        raise CordonTargetError(text, f"{error}; give 4-7, core:2 or node:1") from error
+        forms = "give one kind: 4-7,12, core:2,3 or node:0,1"
+        raise CordonTargetError(text, f"{error}; {forms}") from error
     if not mask:
         raise CordonTargetError(text, "names nothing; give 4-7, core:2 or node:1")
     if not colon:

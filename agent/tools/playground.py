@@ -139,7 +139,8 @@ def _unpacked(capture: Path, folder: Path) -> Path:
             _unpack(archive, folder)
     except (tarfile.TarError, OSError) as error:
         kinds = ", ".join(HOSTS)
-        message = f"{capture} is neither a capture nor one of {kinds}: {error}"
+        why = getattr(error, "strerror", None) or error
+        message = f"{capture} is neither a capture nor one of {kinds}: {why}"
         raise PlaygroundError(message) from error
     tops = [folder, *(path for path in sorted(folder.iterdir()) if path.is_dir())]
     for top in tops:

@@ -57,6 +57,17 @@ def test_what_pods_cannot_have_of_this_host_is_said(
     assert out.splitlines()[2] == "  withheld          CPUs 4-7 belong to the partition /ovs.slice"
 
 
+def test_a_configuration_may_come_from_standard_input(
+    run: Command, root: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for line, code, said in (("", ExitCode.OK, ": no mistakes"), ("a: 1\n", 3, ": line 3: a: ")):
+        file.write_text(file.read_text() + line)
+        with file.open() as stream:
+            monkeypatch.setattr("sys.stdin", stream)
+            found, out, err = run("config", "check", "-", "--root", root)
+        assert (found, f"standard input{said}" in out + err) == (code, True)
+
+
 def test_the_file_of_the_service_is_checked_unless_another_is_named(
     run: Command, file: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

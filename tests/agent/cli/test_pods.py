@@ -160,6 +160,12 @@ def test_nothing_is_admitted_beside_a_directory_that_has_no_manifest_to_read(
 
 
 @pytest.mark.usefixtures("agent")
+def test_a_pod_is_not_removed_by_its_file(shell: Shell) -> None:
+    code, _, err = shell.run("remove", shell.file(manifest()), "--timeout", "5s")
+    assert (code, "is admitted, and a pod is not named by its file; see" in err) == (6, True)
+
+
+@pytest.mark.usefixtures("agent")
 def test_the_name_of_a_file_controls_no_terminal(shell: Shell) -> None:
     _, out, _ = shell.run("diff", shell.file(manifest(), "\x1b[2J.yaml"))
     assert out.splitlines()[1].endswith("/\\x1b[2J.yaml)")

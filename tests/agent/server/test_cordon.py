@@ -220,6 +220,8 @@ async def test_a_drain_is_asked_and_changes_nothing(world: World) -> None:
         assert agent.controller.state.durable is before
         assert [(pod.name, pod.outcome) for pod in plan.pods] == [("web", "rejected")]
         assert plan.stay == 1
+        both = await asyncio.to_thread(agent.client.drain, "node:0,node:1")
+        assert both.nodes == "0-1"
         plan = await asyncio.to_thread(agent.client.drain, "1,9")
         assert [(pod.name, pod.outcome, pod.cpus) for pod in plan.pods] == [("web", "fits", "1,9")]
         assert plan.rejection == ""
