@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import click
 
@@ -16,12 +17,14 @@ from agent.api.topology import topology_view
 from agent.cli.common import (
     agent_at,
     check_watch,
+    complete_pods,
     draw_again,
     find_pod,
     has_colours,
-    pod_argument,
+    names_of,
     print_document,
     print_encoded,
+    print_lines,
     warn,
 )
 from agent.cli.errors import CommandError, ExitCode
@@ -32,33 +35,80 @@ from agent.cli.options import (
     socket_option,
     watch_option,
 )
+from agent.tools.map.owners import owner_lines
 from agent.tools.map.parts import painted, plain
 from agent.tools.map.text import MapLayout, map_lines
 from sysfs.capture import capture as write_capture
 from sysfs.discover import discover
+from sysfs.mask import Mask
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.api.client import AgentClient
     from agent.api.map import MapDocument
 
 
 @click.command("map")
-@pod_argument(required=False)
+@click.argument("named", metavar="[POD|CPUS|node:N]", required=False, shell_complete=complete_pods)
 @watch_option
 @output_option
 @click.option(
     "--full", is_flag=True, help="Show every core of a large host, and every pod and warning."
 )
 @socket_option
-def show_map(pod: str | None, output: Output, socket_path: str, *, watch: bool, full: bool) -> None:
+def show_map(
+    named: str | None, output: Output, socket_path: str, *, watch: bool, full: bool
+) -> None:
     """Show which CPUs, memory and devices each pod has, with what deserves a look.
 
     Cores are columns with their threads stacked. With a POD (uid, name or namespace/name), its
-    nodes and its allocation alone. Above 128 CPUs cores are counted, unless --full is given.
+    nodes and its allocation alone; with CPUs such as 12 or a node, who has them, by name. Above 128
+    CPUs cores are counted, unless --full is given.
     """
     check_watch(output, watch=watch)
     with agent_at(socket_path) as agent:
-        focus = None if pod is None else find_pod(agent, pod).uid
-        draw_again(agent, lambda: _print(agent.map(), output, focus, full=full), watch=watch)
+        place, focus = _place(agent, named), None
+        if named is not None and place is None:
+            focus = find_pod(agent, named).uid
+
+        def draw() -> None:
+            document = agent.map()
+            if place is not None and not output.is_document:
+                print_lines(_owners(document, *place))
+            else:
+                _print(document, output, focus, full=full)
+
+        draw_again(agent, draw, watch=watch)
+
+
+#: CPUs, or nodes: a pod may be called so, too.
+_PLACE: Final = re.compile(r"(node:)?([0-9][0-9,-]*)")
+
+
+def _place(agent: AgentClient, named: str | None) -> tuple[str, Mask] | None:
+    """Return `CPU` or `node` with its numbers; None for what is the name of a pod."""
+    found = None if named is None else _PLACE.fullmatch(named)
+    if found is None or any(named in names_of(pod) for pod in agent.pods()):
+        return None
+    try:
+        return "node" if found[1] else "CPU", Mask.parse(found[2])
+    except ValueError as error:
+        raise click.UsageError(f"{named}: {error}") from error
+
+
+def _owners(document: MapDocument, what: str, ids: Mask) -> Iterator[str]:
+    known = Mask.from_ids(each.id for each in (document.nodes if what == "node" else document.cpus))
+    if unknown := ids - known:
+        message = f"this host has no {what} {unknown}; it has {what}s {known}"
+        raise CommandError(message, ExitCode.BAD_INPUT)
+    if what == "node":
+        ids = Mask.from_ids(
+            cpu.id for cpu in document.cpus if cpu.node is not None and cpu.node in ids
+        )
+    yield from owner_lines(document, ids)
+    if not ids:
+        yield "no CPUs are there"
 
 
 def _print(document: MapDocument, output: Output, focus: str | None, *, full: bool) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -9,9 +10,18 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from agent.api.map import CpuUse, MapDocument, map_of_allocations, map_of_host
+from agent.api.map import (
+    CpuUse,
+    MapCpuDocument,
+    MapDocument,
+    MapOwnerDocument,
+    MapPodDocument,
+    map_of_allocations,
+    map_of_host,
+)
 from agent.managers.device.kubelet import KubeletListing
 from agent.pods.model import GivenDevice
+from agent.tools.map.owners import owner_lines
 from agent.tools.map.parts import painted, plain
 from agent.tools.map.text import MapLayout, id_list, map_lines
 from sysfs.described import regular_host, with_memory_only_nodes, with_offline
@@ -28,7 +38,6 @@ from tests.sysfs.hosts import hosts, with_isolated
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api.map import MapCpuDocument
     from agent.managers.allocation import PodAllocation
     from sysfs.host import Host
     from tests.agent.api.maps import Occupied
@@ -338,3 +347,25 @@ def test_a_list_too_long_to_read_shows_its_ends(text: str, shown: str) -> None:
 
 def test_ids_of_packages_are_not_called_cpus() -> None:
     assert id_list(Mask.from_ids(range(0, 300, 3)), "package").endswith("(100 packages)")
+
+
+def test_who_has_a_cpu_is_said_by_name() -> None:
+    owner = partial(MapOwnerDocument, uid="u")
+    cpus = (
+        MapCpuDocument(id=0, use=CpuUse.POD, owners=(owner(),), node=0),
+        MapCpuDocument(id=1, use=CpuUse.POD, owners=(owner(idle=True),)),
+        MapCpuDocument(id=2, use=CpuUse.OFFLINE, owners=(owner(container="c"), owner(uid="v"))),
+        MapCpuDocument(id=3, use=CpuUse.SHARED, isolated=True),
+        MapCpuDocument(id=4, use=CpuUse.CORDONED, cordoned=True),
+        MapCpuDocument(id=5, use=CpuUse.CORDONED, cordoned=True),
+        MapCpuDocument(id=6, use=CpuUse.ONLINE),
+    )
+    pod = MapPodDocument(uid="u", name="db", namespace="shop", cpus="0-2", containers=())
+    document = MapDocument(cpus=cpus, nodes=(), uncore_bytes={}, pods=(pod,))
+    assert list(owner_lines(document, Mask.parse("0-5"))) == [
+        "CPU 0: pod shop/db, shared in it, node 0",
+        "CPU 1: kept idle for pod shop/db",
+        "CPU 2: offline, pod shop/db, container c and pod v, shared in it",
+        "CPU 3: in the node's shared pool, isolated",
+        "CPUs 4-5: cordoned",
+    ]
