@@ -505,11 +505,16 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], _Check], ...]] = (
 def notes_on(config: Config) -> Iterator[str]:
     """Yield one line for each setting that changes nothing here, or leaves something to others."""
     metrics = config.agent.metrics
-    if not ip_address(metrics.address).is_loopback and metrics.tls_certificate is None:
+    if not ip_address(metrics.address).is_loopback:
         yield (
-            f"agent.metrics.address {metrics.address} is served in plain HTTP to every host "
-            "that reaches it; set tlsCertificate and tlsKey"
+            f"agent.metrics.address {metrics.address} is reached from this host alone under "
+            "numawarden.service, until IPAddressAllow= of the unit names others"
         )
+        if metrics.tls_certificate is None:
+            yield (
+                f"agent.metrics.address {metrics.address} is served in plain HTTP to every host "
+                "that reaches it; set tlsCertificate and tlsKey"
+            )
     yield from (
         f"agent.enforce leaves {controller} to others: {controller.without}"
         for controller in KernelController

@@ -498,7 +498,10 @@ class MetricsConfig(Section, frozen=True):
     """`agent.metrics`; with both files set the listener speaks TLS."""
 
     address: str = key(
-        "127.0.0.1", IP_ADDRESS, "An IP address of this host; 0.0.0.0 or :: for all of them."
+        "127.0.0.1",
+        IP_ADDRESS,
+        "An IP address of this host; 0.0.0.0 or :: for all of them. numawarden.service lets only "
+        "this host in, and whom IPAddressAllow= of the unit names.",
     )
     port: int = key(9464, whole_number(0, 65535), "The TCP port of the metrics listener.")
     tls_certificate: Path | None = key(
