@@ -106,6 +106,7 @@ def test_the_package_has_dashboards_alerts_and_opt_ins_but_no_tests(root: Path) 
 
 def test_the_alerts_of_the_package_name_its_own_runbooks(root: Path) -> None:
     alerts = (root / tree.DOCUMENTATION / "deploy/prometheus/alerts.yaml").read_text()
+    assert "alerts.test.yaml" not in alerts
     urls = set(re.findall(r'(?m)^ +runbook_url: "([^"#]+)#', alerts))
     assert urls == {f"file:///{tree.DOCUMENTATION}/docs/operations.md"}
     assert all((root / url.removeprefix("file:///")).is_file() for url in urls)
