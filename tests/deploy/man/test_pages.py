@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from agent.cli.errors import ExitCode
 from agent.cli.main import COMMANDS
 from deploy.man import roff
-from deploy.man.pages import contexts, page, page_name, write
+from deploy.man.pages import EXAMPLES, contexts, page, page_name, write
+from tests.docs.test_command_lines import faults
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +66,21 @@ def test_the_same_day_gives_the_same_page() -> None:
     assert '"2026\\-11\\-22"' in page(PAGES["numawarden-list"], DAY)
 
 
+def test_a_command_with_exit_codes_of_its_own_has_these() -> None:
+    for name, said in (("check", "4 the agent does"), ("run", "126 when"), ("fit", "with 0 if")):
+        status = page(PAGES[f"numawarden-{name}"], DAY).partition('"EXIT STATUS"')[2]
+        assert said in status
+        assert ExitCode.BAD_INPUT.meaning not in status
+
+
+def test_examples_are_command_lines_of_the_program() -> None:
+    assert EXAMPLES.keys() <= PAGES.keys()
+    for name, examples in EXAMPLES.items():
+        for example in examples:
+            line = example[example.rindex(name.replace("-", " ")) :].partition(" ")[2]
+            assert list(faults(line)) == []
+
+
 @pytest.mark.parametrize("name", PAGES)
 @needs_man
 def test_a_page_renders_without_warnings_and_says_what_help_says(name: str, tmp_path: Path) -> None:
@@ -81,7 +97,10 @@ def test_a_page_renders_without_warnings_and_says_what_help_says(name: str, tmp_
             assert " ".join(record[1].split()) in text
     for part in (ctx.command.help or "").split("\n\n"):
         assert " ".join(part.split()) in text
-    assert all(f"{code.value} {code.meaning}" in text for code in ExitCode)
+    status = text.partition(" EXIT STATUS ")[2].partition(" ENVIRONMENT ")[0]
+    own = {f"{code.value} {code.meaning}" for code in ExitCode if code.meaning in status}
+    assert len(own) in (0, len(ExitCode))
+    assert ("All others are those of numawarden(1)." in status) is not bool(own)
 
 
 @needs_man
