@@ -201,6 +201,17 @@ def _configuration(running: ConfigurationDocument) -> Iterator[_Checked]:
         yield _Checked(subject, ExitCode.OK, f"the agent runs with {running.file}")
 
 
+def changed_configuration(running: ConfigurationDocument) -> list[str]:
+    """Return how the file differs from what the agent runs with, or that it is wrong; a line each.
+
+    Reads the file.
+    """
+    found = _configuration(running)
+    return [
+        " ".join(checked.message.split()) for checked in found if checked.code is not ExitCode.OK
+    ]
+
+
 def _shown(value: object) -> str:
     return "empty" if value in (None, "", {}, []) else yaml_text(value, one_line=True)  # type: ignore[arg-type]  # a plain value of JSON
 

@@ -81,6 +81,10 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     )
     why = answer.kubernetes_version_source
     yield f"  rules      Kubernetes {answer.kubernetes_version} ({why})"
+    if answer.configuration is not None:
+        from agent.cli.check import changed_configuration  # noqa: PLC0415  # reads files
+
+        yield from (f"  file       {line}" for line in changed_configuration(answer.configuration))
     yield f"  CPUs       {answer.online_cpus} online, {policy.reserved_cpus or 'none'} reserved"
     yield from (f"  withheld   {each.detail}" for each in answer.withheld)
     yield f"  exclusive  {answer.exclusive_cpus or 'none'}"

@@ -148,6 +148,17 @@ def test_of_several_the_gravest_decides_and_all_are_listed(shell: Watched) -> No
     assert out.splitlines()[0] == "numawarden NOT OK: condition, disk, configuration, cgroups"
 
 
+@pytest.mark.parametrize("spoil", [changed, mistaken])
+def test_the_status_says_that_a_restart_would_change_something(
+    shell: Watched, spoil: Callable[[Watched], None]
+) -> None:
+    assert "  file  " not in shell.run("status")[1]
+    spoil(shell)
+    code, out, _ = shell.run("status")
+    checked = re.findall("NOT OK  configuration   (.*)", shell.run("check")[1])
+    assert (code, re.findall("  file       (.*)", out)) == (ExitCode.OK, checked)
+
+
 def test_what_changes_no_key_of_the_running_agent_is_well(shell: Watched) -> None:
     shell.file_of_agent.write_text(f"# a comment\n{CONFIG}")
     assert shell.run("check")[0] == ExitCode.OK
