@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
+from msgspec.structs import replace
 
 from agent.api.documents import (
     INVALID_MANIFEST,
@@ -171,13 +172,20 @@ def remove(pods: tuple[str, ...], output: Output, socket_path: str) -> int:
     No pod is removed unless all are found. Their processes are not ended; those that still run go
     on in the node's shared pool.
     """
-    code = ExitCode.OK
+    code, told = ExitCode.OK, set[str]()
+
+    def lines(answer: RemovalDocument) -> Iterator[str]:
+        yield f"removed {name_and_uid(answer)}"
+        notes = tuple(note for note in answer.enforcement.notes if note not in told)
+        told.update(notes)
+        yield from remarks(replace(answer.enforcement, notes=notes))
+
     with agent_at(socket_path) as agent:
         admitted = agent.pods()
         uids = dict.fromkeys(one_pod(admitted, pod).uid for pod in pods)
         for number, uid in enumerate(uids):
             answer = agent.remove(uid)
-            _print(answer, output, _removal_lines, number)
+            _print(answer, output, lines, number)
             code = code or _enforcement_code(answer.enforcement)
     return code
 
@@ -325,11 +333,6 @@ def _print(
 def _print_names(pods: Iterable[_Named]) -> None:
     for pod in pods:
         say(typed_name(pod))
-
-
-def _removal_lines(answer: RemovalDocument) -> Iterator[str]:
-    yield f"removed {name_and_uid(answer)}"
-    yield from remarks(answer.enforcement)
 
 
 def _arguments(tool: str, pod: PodDocument, named: str | None) -> str:

@@ -166,6 +166,17 @@ def test_a_pod_is_not_removed_by_its_file(shell: Shell) -> None:
 
 
 @pytest.mark.usefixtures("agent")
+def test_what_stays_of_removed_pods_is_said_once(shell: Shell) -> None:
+    for number, uid in enumerate((UID, OTHER_UID)):
+        shell.run("admit", shell.file(manifest(f"p{number}", uid)))
+        shell.world.kernel.mkdir(f"kubepods/pod{uid}/c0")
+        shell.world.kernel.spawn(f"kubepods/pod{uid}/c0", 4711 + number)
+    _, out, _ = shell.run("remove", "p0", "p1")
+    notes = [line for line in out.splitlines() if line.startswith("  note: ")]
+    assert len(notes) == len(set(notes)) == 4
+
+
+@pytest.mark.usefixtures("agent")
 def test_the_name_of_a_file_controls_no_terminal(shell: Shell) -> None:
     _, out, _ = shell.run("diff", shell.file(manifest(), "\x1b[2J.yaml"))
     assert out.splitlines()[1].endswith("/\\x1b[2J.yaml)")
