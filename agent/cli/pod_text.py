@@ -569,11 +569,15 @@ def _allocations(pod: PodDocument, *, why: bool = False) -> Iterator[str]:
 
 def _pinned(container: ContainerDocument) -> Iterator[str]:
     """Yield the memory that a container has, with its nodes; of its pod's the nodes alone."""
-    of_pod = container.sharing in {"pod", "budget"}
+    of_pod = _has_memory_of_pod(container)
     own = [block for block in container.memory if block.bytes and not of_pod]
     yield from map(_block, own)
     if not own and container.mems is not None:
         yield f"memory on {_nodes(container.mems)}"
+
+
+def _has_memory_of_pod(container: ContainerDocument) -> bool:
+    return container.sharing in {"pod", "budget"}
 
 
 def given_lines(given: Mapping[str, Mapping[str, Mapping[str, str]]]) -> Iterator[str]:
@@ -608,7 +612,8 @@ def _resources(container: ContainerDocument) -> Iterator[str]:
     yield f"{container.name} ({container.kind} container, isolation {container.isolation})"
     yield f"  CPUs      {container.cpus} ({_sharing(container)})"
     memory = ", ".join(_block(block) for block in container.memory)
-    yield f"  memory    {memory or 'not pinned'}"
+    shared = " (of the pod, shared in it)" if memory and _has_memory_of_pod(container) else ""
+    yield f"  memory    {memory or 'not pinned'}{shared}"
     for resource, ids in container.devices.items():
         yield f"  devices   {resource}: {', '.join(ids)}"
     yield from _each("  devices   ", _given(container.kubelet_devices))
@@ -762,8 +767,11 @@ def _block(block: MemoryDocument) -> str:
 
 
 def _amount(resource: str, amount: int) -> str:
-    memory = resource == "memory" or resource.startswith("hugepages-")
-    return str(Quantity.of_bytes(amount)) if memory else str(amount)
+    """Return an amount as a manifest would have it: `8G` for what is no round number of `Ki`."""
+    if resource != "memory" and not resource.startswith("hugepages-"):
+        return str(amount)
+    text = min(str(Quantity.of_bytes(amount)), str(Quantity.of(amount)), key=len)
+    return f"{text} bytes" if text.isdecimal() and amount else text
 
 
 def _violation(violation: Violation) -> str:

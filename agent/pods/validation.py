@@ -85,7 +85,8 @@ def find_warnings(pod: Pod) -> tuple[str, ...]:
 
 def _said_of_size(amount: Quantity) -> str:
     if not amount.is_whole:
-        return f"{amount} is not a whole number of bytes, it counts as {amount.value}"
+        hint = "; m is a thousandth, is Mi meant?" if amount < _TINY else ""
+        return f"{amount} is not a whole number of bytes, it counts as {amount.value}{hint}"
     if ZERO < amount < _TINY:
         return f"{amount} is less than 1Mi, which no process runs in; is a suffix missing?"
     return ""

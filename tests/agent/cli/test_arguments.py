@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given as drawn
 from msgspec.structs import replace
 
-from agent.api.documents import KernelDocument, PodDocument, PodListDocument
+from agent.api.documents import KernelDocument, MemoryDocument, PodDocument, PodListDocument
 from agent.api.views import pod_document
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.pod_text import Tool, arguments, list_lines, pod_lines, start_lines
@@ -208,6 +208,22 @@ def test_a_delivery_is_shown_short_in_lists_and_in_full_alone() -> None:
         "  mount     /opt/example from /usr/lib/example (read-only)",
         "  mount     /b from /a (read-write)",
         "  annotated example.com/devices=0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [(8 * 10**9, "8G"), (2, "2 bytes"), (3 << 29, "1536Mi"), (1000 << 20, "1000Mi"), (0, "0")],
+)
+def test_memory_is_shown_as_it_is_asked_for(size: int, said: str) -> None:
+    found = document(NOTHING)
+    (container,) = found.containers
+    container = replace(container, memory=(MemoryDocument(type="memory", bytes=size, nodes="0"),))
+    shared = replace(container, sharing="pod")
+    lines = list(pod_lines(replace(found, containers=(container, shared))))
+    assert [line for line in lines if line.startswith("  memory ")] == [
+        f"  memory    {said} of memory on node 0",
+        f"  memory    {said} of memory on node 0 (of the pod, shared in it)",
     ]
 
 

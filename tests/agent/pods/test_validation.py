@@ -107,11 +107,14 @@ def test_sizes_are_rounded_up_and_devices_are_whole(text: str, problems: int) ->
 def test_sizes_that_are_no_whole_number_of_bytes_are_warned_of() -> None:
     small = resources("cpu=100m memory=128m", "memory=1Gi ephemeral-storage=1.5")
     asked = pod(app("a", small), init("i", resources("memory=2500m")))
-    says = "is not a whole number of bytes, it counts as"
+    says, meant = (
+        "is not a whole number of bytes, it counts as",
+        "; m is a thousandth, is Mi meant?",
+    )
     assert find_warnings(asked) == (
-        f"spec.containers[0].resources.requests.memory: 128m {says} 1",
-        f"spec.containers[0].resources.limits.ephemeral-storage: 1500m {says} 2",
-        f"spec.initContainers[0].resources.requests.memory: 2500m {says} 3",
+        f"spec.containers[0].resources.requests.memory: 128m {says} 1{meant}",
+        f"spec.containers[0].resources.limits.ephemeral-storage: 1500m {says} 2{meant}",
+        f"spec.initContainers[0].resources.requests.memory: 2500m {says} 3{meant}",
     )
     assert find_warnings(pod(app("a", guaranteed("cpu=1500m memory=128M")))) == ()
 
