@@ -98,6 +98,7 @@ def advise(
         _uncordon(rules, ledger, pod),
         _larger_budget(rules, ledger, pod),
         _guaranteed(rules, ledger, pod),
+        _whole(rules, ledger, pod),
         _annotation(rules, ledger, pod),
         _policies(rules, ledger, pod),
         _requests(rules, ledger, pod),
@@ -213,6 +214,36 @@ def _guaranteed(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Ad
     else:
         text = "limit cpu and memory of each container to what it requests (QoS class Guaranteed)"
         yield Advice(AdviceKind.GUARANTEED, text)
+
+
+def _whole(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
+    """Round the CPUs of one container up, to whole ones or to whole cores as the pod requires."""
+    asks = not required(pod.annotations).isdisjoint((Quality.EXCLUSIVE, Quality.WHOLE_CORES))
+    for container in pod.all_containers() if asks and pod.resources is None else ():
+        limit = container.resources.limits.get(CPU)
+        if limit is None:
+            continue
+        asked, step = limit.milli_value, _step(rules, pod, CPU, limit.milli_value)
+        amount = -(-asked // step) * step
+        if amount == asked:
+            continue
+        larger = with_amount(pod, container.name, CPU, amount)
+        if find_problems(larger) or not decided(rules, ledger, larger).admitted:
+            yield None
+        else:
+            yield _request(container.name, CPU, asked, amount)
+
+
+def _request(container: str | None, resource: str, asked: int, amount: int) -> Advice:
+    before, after = (node_amount_text(resource, each) for each in (asked, amount))
+    of = "" if container is None else f" in container {container}"
+    return Advice(
+        AdviceKind.REQUEST,
+        f"request {after} of {resource}{of} instead of {before}",
+        container=container,
+        resource=resource,
+        amount=amount,
+    )
 
 
 def without_annotation(pod: Pod, annotation: str) -> Pod:
@@ -351,18 +382,18 @@ class _Request(Struct, frozen=True):
 def with_amount(pod: Pod, container: str | None, resource: str, amount: int) -> Pod:
     """Return the pod with another amount of one resource, requested and limited alike.
 
-    `amount` is in millicores for `cpu`, else in whole units; a request that is smaller already
-    stays.
+    `amount` is in millicores for `cpu`, else in whole units. A request that is smaller stays where
+    the amount is below the limit.
     """
     if container is None:
         if pod.resources is None:
             return pod
-        return replace(pod, resources=_with(pod.resources, resource, amount))
+        return replace(pod, resources=_with_amount(pod.resources, resource, amount))
 
     def changed(each: Container) -> Container:
         if each.name != container:
             return each
-        return replace(each, resources=_with(each.resources, resource, amount))
+        return replace(each, resources=_with_amount(each.resources, resource, amount))
 
     return replace(
         pod,
@@ -371,15 +402,16 @@ def with_amount(pod: Pod, container: str | None, resource: str, amount: int) -> 
     )
 
 
-def _with(resources: Resources, resource: str, amount: int) -> Resources:
-    stated = quantity_of(resource, amount)
-    nanos = [each[resource].nano for each in _both(resources) if resource in each]
-    least = min(stated.nano, max(nanos, default=0) - 1)
+def _with_amount(resources: Resources, resource: str, amount: int) -> Resources:
+    new = quantity_of(resource, amount)
+    limit = resources.limits.get(resource)
+    larger = limit is not None and limit < new
 
     def changed(amounts: Mapping[str, Quantity]) -> Mapping[str, Quantity]:
-        if resource not in amounts or amounts[resource].nano <= least:
+        known = amounts.get(resource)
+        if known is None or (known <= new and not larger):
             return amounts
-        return MappingProxyType({**amounts, resource: stated})
+        return MappingProxyType({**amounts, resource: new})
 
     return Resources(changed(resources.requests), changed(resources.limits))
 
@@ -448,7 +480,7 @@ def _shrunk(
             high = middle - 1
         yield None
     if best:
-        yield _instead(request, best * request.step)
+        yield _request(request.container, request.resource, request.asked, best * request.step)
 
 
 def _rounded_up(
@@ -458,18 +490,8 @@ def _rounded_up(
     amount = -(-request.asked // request.step) * request.step
     larger = with_amount(pod, request.container, request.resource, amount)
     admitted = _is_admitted(rules, ledger, larger, _eligible(rules, pod))
-    return _instead(request, amount) if admitted else None
-
-
-def _instead(request: _Request, amount: int) -> Advice:
-    admitted, asked = (node_amount_text(request.resource, each) for each in (amount, request.asked))
-    of = "" if request.container is None else f" in container {request.container}"
-    return Advice(
-        AdviceKind.REQUEST,
-        f"request {admitted} of {request.resource}{of} instead of {asked}",
-        container=request.container,
-        resource=request.resource,
-        amount=amount,
+    return (
+        _request(request.container, request.resource, request.asked, amount) if admitted else None
     )
 
 

@@ -181,6 +181,24 @@ def test_a_burstable_pod_that_requires_exclusive_cpus_is_advised_to_be_guarantee
     assert advice not in texts(make_rules(), without_memory)
 
 
+@pytest.mark.parametrize(
+    ("cpu", "quality", "advice"),
+    [
+        ("500m", "exclusive", "request 1 of cpu in container a instead of 500m"),
+        ("1500m", "exclusive,whole-cores", "request 2 of cpu in container a instead of 1500m"),
+        ("1", "whole-cores", "request 2 of cpu in container a instead of 1"),
+        ("500m", "whole-cores", "request 2 of cpu in container a instead of 500m"),
+    ],
+)
+def test_what_requires_cpus_of_its_own_is_advised_to_ask_for_whole_ones(
+    cpu: str, quality: str, advice: str
+) -> None:
+    rules = make_rules(Machine.of(regular_host(cores_per_node=4, threads=2)))
+    asked = pod(app("a", guaranteed(f"cpu={cpu} memory=1Gi")))
+    asked = replace(asked, annotations=MappingProxyType({REQUIRE: quality}))
+    assert texts(rules, asked)[0] == advice
+
+
 def test_a_smaller_request_that_would_run_in_the_shared_pool_is_not_advised() -> None:
     """One CPU fewer of a pod-level budget leaves its container without exclusive CPUs."""
     rules = make_rules(topology=SINGLE)
