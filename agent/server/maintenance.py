@@ -55,7 +55,8 @@ async def cordon(steps: Steps, request: CordonRequest) -> CordonsDocument:
     added = present(target_of(request.target, host), host, request.target)
     if why := _rejection(rules, state.ledger, added):
         raise CordonRejectedError(added, why)
-    entry = CordonEntry(added, request.reason, steps.clock.time())
+    again = (each.since for each in state.durable.cordons if each.cordon == added)
+    entry = CordonEntry(added, request.reason, next(again, steps.clock.time()))
 
     def report() -> None:
         cordoned = str(state.configured.rules.cordoned_cpus)
@@ -80,13 +81,14 @@ async def uncordon(steps: Steps, request: CordonRequest) -> CordonsDocument:
     left = cordons.without(asked)
     if left == cordons:
         raise NotCordonedError(asked, cordons.total)
+    ended = Cordon(asked.cpus & cordons.total.cpus, asked.nodes & cordons.total.nodes)
 
     def report() -> None:
         # There may be room now for what was rejected.
         state.observed.releases += 1
         cordoned = str(state.configured.rules.cordoned_cpus)
-        log.info("uncordoned", target=str(asked), cordoned=cordoned)
-        steps.publish("Uncordoned", message=str(asked))
+        log.info("uncordoned", target=str(ended), cordoned=cordoned)
+        steps.publish("Uncordoned", message=str(ended))
 
     return await _take(steps, left, report)
 
