@@ -307,6 +307,12 @@ def _by_node(policy: Policy, machine: Machine) -> Iterator[str]:
             f"  note: CPUs {split} share cores with reserved CPUs, and with full-pcpus-only no "
             "container gets them alone; reserve them as well, or whole cores instead"
         )
+    reserved = policy.cpu.reserved
+    if not split and (beside := machine.cpus.cores_of(reserved) - reserved):
+        yield (
+            f"  note: CPUs {beside} share cores with reserved CPUs and are left for pods: what the "
+            "system does slows them down; reserve whole cores"
+        )
 
 
 def _reserved_memory(loaded: Config, policy: Policy) -> Iterator[str]:
