@@ -14,6 +14,7 @@ from agent.api.documents import (
     ConditionDocument,
     CordonDocument,
     EventDocument,
+    FailedPodDocument,
     IntrusionDocument,
     JudgementDocument,
     PodListDocument,
@@ -268,6 +269,31 @@ async def test_conditions_have_remedy_and_pod(devtools: str, tmp_path: Path) -> 
             assert text in said
         await page.click("#conditions button")
         assert await page.count("#parts .chosen") == 2
+
+
+@in_loop
+async def test_pods_that_are_not_admitted_are_listed_with_the_reason(
+    devtools: str, tmp_path: Path
+) -> None:
+    agent = agent_of(regular_host(1), "cpu=2 memory=1Gi")
+    failed = tuple(
+        FailedPodDocument(
+            uid=f"u-{number}",
+            name=f"big-{number}",
+            namespace="shop",
+            source="api",
+            reason="OutOfcpu",
+            message="64 of cpu asked, <b>14</b> free",
+            time=1_700_000_000.0,
+        )
+        for number in range(7)
+    )
+    agent.change("/v1/status", failed=failed)
+    async with shown(devtools, tmp_path, agent) as page:
+        listed = await page.texts("#failed li")
+        names = [said.split()[0] for said in listed]
+        assert names == [f"shop/big-{number}" for number in (6, 5, 4, 3, 2)]
+        assert all(text in listed[0] for text in ("OutOfcpu", "<b>14</b> free", "2023-11-1"))
 
 
 @in_loop

@@ -5,7 +5,7 @@ import { Agent, AnswerError, savedAnswers, takeToken } from "./agent.js";
 import { byId, counted, element, renderList, setAttribute, setText, timeText } from "./elements.js";
 import { Labels } from "./labels.js";
 import { MapView } from "./map.js";
-import { EventLog, showBanner, showConditions, showFigures, showHost, showPolicies, showState } from "./panels.js";
+import { EventLog, showBanner, showConditions, showFailed, showFigures, showHost, showPolicies, showState } from "./panels.js";
 import { PodList } from "./pods.js";
 import { Trial } from "./trial.js";
 
@@ -150,6 +150,7 @@ class Page {
     showPolicies(status);
     showFigures(picture, status);
     showConditions(status, map, this.#select);
+    showFailed(status);
     this.#showSize(map, new Set(picture.sharedCores));
     showHost(map);
     // To the frame after the next one: the first is drawn from what was changed here.

@@ -1,6 +1,7 @@
 // The panels around the map: state, summary, conditions and events.
 
 import { byId, counted, element, idsOf, renderList, setText, sizeText, timeElement } from "./elements.js";
+import { nameOf } from "./map.js";
 
 // The most events that are listed; the oldest go first.
 const MOST_EVENTS = 300;
@@ -8,6 +9,8 @@ const BAD_EVENTS = new Set(["PodRejected", "PodInvalid", "PodNotEnforced", "PodN
   "AllocationInvalid", "ManifestInvalid", "EventsLost", "AllocationDisplaced"]);
 const GOOD_EVENTS = new Set(["PodAdmitted", "ContainerBound", "PodRecovered"]);
 
+// So many pods that are not admitted are shown.
+const FEW_FAILED = 5;
 // Up to so many conditions are shown one by one, more by their type.
 const FEW_CONDITIONS = 6;
 const MOST_OF_A_TYPE = 50;
@@ -110,13 +113,23 @@ export function showConditions(status, map, select) {
   const all = [...conditions, ...cordons, ...warnings];
   const more = warnings.length < LISTED_OF_A_REASON ? 0 : map.moreWarnings ?? 0;
   const count = all.length + more;
-  setText(byId("conditions-count"), String(count));
+  const others = count - conditions.length;
+  setText(byId("conditions-count"), others ? `${conditions.length}, and ${counted(others, "note")}` : String(count));
   byId("conditions-card").dataset.tone = conditions.length ? "bad" : all.length ? "warn" : "good";
   byId("conditions-filter-label").hidden = count <= FEW_CONDITIONS;
   const filter = byId("conditions-filter");
   const render = () => renderConditions(all, more, status.ready, filter.value, select);
   filter.oninput = render;
   render();
+}
+
+/** Show the latest pods that are not admitted, and why. */
+export function showFailed({ failed }) {
+  const latest = failed.slice(-FEW_FAILED).toReversed();
+  renderList(byId("failed"), latest, (pod) => `${pod.uid} ${pod.time}`, () => "", (pod) => element("li", { class: "warn" },
+    element("p", { class: "condition-head" }, element("strong", {}, pod.name ? nameOf(pod) : pod.uid || "a pod without a name"),
+      element("span", { class: "reason" }, pod.reason), timeElement(pod.time)),
+    element("p", {}, pod.message)));
 }
 
 /** Render those that have a text, by type: many of a type are behind a line with their number. */
