@@ -113,6 +113,7 @@ class _Picture:
         self._layout = layout
         self._marks: Marks = marks_of(document, layout.focus)
         self._nodes = {node.id: node for node in document.nodes}
+        self._cordoned_nodes = frozenset(node.id for node in document.nodes if node.cordoned)
         self._tiered = len({node.tier for node in document.nodes} - {None}) > 1
         self._classes = memory_classes(document.nodes)
         self._devices = by_node(document.devices)
@@ -180,6 +181,8 @@ class _Picture:
             return "offline" if part.id is None else f"offline, node {part.id}"
         size = self._document.uncore_bytes.get(str(part.id)) if part.kind == "L3" else None
         name = f"no {part.kind}" if part.id is None else f"{part.kind} {part.id}"
+        if part.kind == "node" and part.id in self._cordoned_nodes:
+            name += " (cordoned)"
         return name if size is None else f"{name} ({size_text(size)})"
 
     def _node(self, part: MappedPart, depth: int) -> Iterator[Line]:
@@ -205,6 +208,9 @@ class _Picture:
         ids = Mask.from_ids(part.id for part in run if part.id is not None)
         cpus = Mask.from_ids(cpu for part in run for cpu in part.cpus)
         name = f"{len(run)} {plural(first.kind)} {id_list(ids, first.kind)}"
+        nodes = set(_nodes_in(first))
+        if nodes and nodes <= self._cordoned_nodes:
+            name += " (cordoned)"
         node = self._nodes.get(first.id) if first.kind == "node" and first.id is not None else None
         counts = [] if node is None else [memory_text(node, self._classes)]
         size = self._document.uncore_bytes.get(str(first.id)) if first.kind == "L3" else None
@@ -230,7 +236,10 @@ class _Picture:
         return (
             part.shape(),
             sizes,
-            [(node.tier, node.memory_class, *map(plain, memory_lines(node))) for node in nodes],
+            [
+                (node.tier, node.memory_class, node.cordoned, *map(plain, memory_lines(node)))
+                for node in nodes
+            ],
             [Counter(map(_device_shape, self._devices.get(str(node.id), ()))) for node in nodes],
         )
 
@@ -254,7 +263,14 @@ class _Picture:
         shown = [node for node in bare if self._shown is None or node.id in self._shown]
         texts = [
             ", ".join(
-                filter(None, (memory_text(node, self._classes), nearest_text(node, with_cpus)))
+                filter(
+                    None,
+                    (
+                        memory_text(node, self._classes),
+                        nearest_text(node, with_cpus),
+                        "cordoned" if node.cordoned else "",
+                    ),
+                )
             )
             for node in shown
         ]
@@ -274,6 +290,7 @@ class _Picture:
 
     def _without_cpus(self, node: MapNodeDocument, nearest: str) -> Iterator[Line]:
         words = f"  no CPUs; {nearest}" if nearest else "  no CPUs"
+        words += "; cordoned" if node.cordoned else ""
         yield line(TextSpan(f"node {node.id}", Tone.HEADING), words)
         for each in self._belongings(node):
             yield indented(_INDENT, each)
@@ -292,7 +309,7 @@ class _Picture:
         yield from self._cordoned()
 
     def _cordoned(self) -> Iterator[Line]:
-        nodes = Mask.from_ids(node.id for node in self._document.nodes if node.cordoned)
+        nodes = Mask.from_ids(self._cordoned_nodes)
         cpus = Mask.from_ids(cpu.id for cpu in self._document.cpus if cpu.cordoned)
         owned = Mask.from_ids(cpu.id for cpu in self._document.cpus if cpu.cordoned and cpu.owners)
         words = [f"{'nodes' if len(nodes) > 1 else 'node'} {nodes}"] if nodes else []

@@ -349,6 +349,18 @@ def test_ids_of_packages_are_not_called_cpus() -> None:
     assert id_list(Mask.from_ids(range(0, 300, 3)), "package").endswith("(100 packages)")
 
 
+def test_the_line_of_a_cordoned_node_says_so() -> None:
+    host = with_memory_only_nodes(regular_host(2, 8, 8), [1 << 30])
+    rules = make_rules(machine_of(host))
+    document = map_of_allocations(host, rules, rules.empty_ledger())
+    nodes = tuple(replace(node, cordoned=node.id in (3, *range(8, 17))) for node in document.nodes)
+    heads = [text.strip() for text in drawn(replace(document, nodes=nodes), MapLayout())]
+    said = [text for text in heads if "(cordoned)" in text]
+    assert len(said) == 9
+    assert said[0].startswith("node 3 (cordoned), L3 24  CPUs")
+    assert any(text.startswith("node 16  no CPUs;") and "; cordoned" in text for text in heads)
+
+
 def test_who_has_a_cpu_is_said_by_name() -> None:
     owner = partial(MapOwnerDocument, uid="u")
     cpus = (
