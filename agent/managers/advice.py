@@ -218,8 +218,8 @@ def _guaranteed(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Ad
 
 def _whole(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
     """Round the CPUs of one container up, to whole ones or to whole cores as the pod requires."""
-    asks = not required(pod.annotations).isdisjoint((Quality.EXCLUSIVE, Quality.WHOLE_CORES))
-    for container in pod.all_containers() if asks and pod.resources is None else ():
+    rounded = _requires_own_cpus(pod) and pod.resources is None
+    for container in pod.all_containers() if rounded else ():
         limit = container.resources.limits.get(CPU)
         if limit is None:
             continue
@@ -232,6 +232,10 @@ def _whole(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice 
             yield None
         else:
             yield _request(container.name, CPU, asked, amount)
+
+
+def _requires_own_cpus(pod: Pod) -> bool:
+    return not required(pod.annotations).isdisjoint((Quality.EXCLUSIVE, Quality.WHOLE_CORES))
 
 
 def _request(container: str | None, resource: str, asked: int, amount: int) -> Advice:
@@ -426,7 +430,8 @@ def quantity_of(resource: str, amount: int) -> Quantity:
 def _requests(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
     for request in islice(_shrinkable(rules, pod), _MOST_REQUESTS):
         yield from _shrunk(rules, ledger, pod, request)
-        if request.resource == CPU and request.asked % request.step:
+        is_odd = request.resource == CPU and request.asked % request.step
+        if is_odd and not _requires_own_cpus(pod):
             yield _rounded_up(rules, ledger, pod, request)
 
 
