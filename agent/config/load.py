@@ -352,11 +352,6 @@ def _kubelet_problems(config: Config) -> Iterator[Mistake]:
             'its own static pods are admitted; set staticPodPath to ""',
         ),
         (
-            "agent.sharedCgroup",
-            agent.shared_cgroup,
-            "the kubelet makes the cgroups; set it to false",
-        ),
-        (
             "agent.devicePlugins.enabled",
             agent.device_plugins.enabled,
             "device plugins register with the kubelet; set it to false",

@@ -768,8 +768,10 @@ class AgentConfig(Section, frozen=True):
         values={each: each.sets for each in KernelController},
     )
     shared_cgroup: bool = switch(
-        "Whether Guaranteed pods without CPUs of their own stand in kubepods/shared. See "
-        "docs/containers.md."
+        "Whether Guaranteed pods without CPUs of their own stand in kubepods/shared, which carries "
+        "the shared pool for all of them. Without effect beside a kubelet, which makes the "
+        "cgroups. See docs/containers.md.",
+        default=True,
     )
     isolation: IsolationConfig = section(
         IsolationConfig(),

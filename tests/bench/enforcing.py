@@ -49,7 +49,8 @@ def enforcing() -> Iterator[Figure]:
     """Admit and remove an exclusive and a shared pod beside 10, 500 and 2,500 others.
 
     The others are burstable pods of five containers, or (`guaranteed` in the name) Guaranteed ones
-    without exclusive CPUs, in a cgroup that carries the pool for them (`in-shared`) or beside it.
+    without exclusive CPUs, in the cgroup that carries the pool for them or, as beside a kubelet,
+    each with a set of its own (`guaranteed-each`).
     """
     for name in _HOSTS:
         for driver in Driver:
@@ -72,7 +73,7 @@ def _members(asked: Resources) -> Iterator[Container]:
 
 
 #: What is beside the pod of a figure, by what the figure's name says of it.
-_OTHERS: Final = {"": _burstable, "-guaranteed": _pool_only, "-guaranteed-in-shared": _pool_only}
+_OTHERS: Final = {"": _burstable, "-guaranteed": _pool_only, "-guaranteed-each": _pool_only}
 
 
 class CountingBus(FakeSystemd):
@@ -102,7 +103,7 @@ class _EnforcedHost:
         make: Callable[[str], Pod],
         pods: int,
         *,
-        shares: bool = False,
+        shares: bool = True,
     ) -> None:
         host = hosts.host(name)
         self.kernel = CountingKernel(host.online, Mask.from_ids(node.id for node in host.nodes))
@@ -175,7 +176,7 @@ class Sample(Struct, frozen=True):
 def _beside(
     name: str, driver: Driver, variant: str, make: Callable[[str], Pod], number: int
 ) -> Iterator[Figure]:
-    host = _EnforcedHost(name, driver, make, number, shares=variant.endswith("shared"))
+    host = _EnforcedHost(name, driver, make, number, shares=not variant.endswith("each"))
     kinds = {
         "exclusive": hosts.guaranteed_pod(_UID.format(99_998), 4),
         "shared": _burstable(_UID.format(99_999)),

@@ -511,7 +511,6 @@ def test_what_needs_the_extra_says_how_to_get_it(
             "agent: {kubelet: {enabled: true}, devicePlugins: {enabled: true}}",
             "agent.devicePlugins.enabled",
         ),
-        ("agent: {kubelet: {enabled: true}, sharedCgroup: true}", "agent.sharedCgroup"),
     ],
 )
 def test_what_the_kubelet_does_is_not_done_beside_one(text: str, key: str) -> None:

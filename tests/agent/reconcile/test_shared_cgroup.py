@@ -36,8 +36,7 @@ ONE, TWO, OWN = (f"{digit * 8}-2222-3333-4444-555555555555" for digit in "123")
 
 @pytest.fixture(params=list(CgroupDriver))
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
-    config = site_config(make_world(tmp_path).config, request.param)
-    return make_site(replace(config, agent=replace(config.agent, shared_cgroup=True)))
+    return make_site(site_config(make_world(tmp_path).config, request.param))
 
 
 def own_set(site: Site, path: str) -> str:
@@ -76,7 +75,7 @@ def test_the_shared_cgroup_carries_the_pool_and_its_pods_inherit(site: Site) -> 
 
 @pytest.mark.parametrize("still", [True, False])
 def test_a_pod_stays_there_after_a_restart(site: Site, still: bool) -> None:  # noqa: FBT001
-    """Also where the key was removed: what exists is used."""
+    """Also where the key is false meanwhile: what exists is used."""
 
     async def before(controller: Controller) -> None:
         await share(site, controller, ONE)

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from agent.config.model import CgroupDriver
 from agent.managers.policy import IsolationMode
-from cgroupfs.names import Tier
 from sysfs.mask import Mask
 from tests.agent.server.sites import make_site, pod_of, site_config, with_agent, wrongs
 from tests.agent.server.support import UID, make_world
@@ -27,7 +26,9 @@ POOL_UID = "77777777-2222-3333-4444-555555555555"
 
 @pytest.fixture(params=list(CgroupDriver))
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
-    return make_site(site_config(make_world(tmp_path).config, request.param))
+    """Return a host without the shared cgroup, such as one beside a kubelet."""
+    config = site_config(make_world(tmp_path).config, request.param)
+    return make_site(replace(config, agent=replace(config.agent, shared_cgroup=False)))
 
 
 async def fill(site: Site, controller: Controller) -> tuple[str, str, str]:
@@ -35,11 +36,12 @@ async def fill(site: Site, controller: Controller) -> tuple[str, str, str]:
     await controller.admit(pod_of("web", UID, "web~1"))
     await controller.admit(pod_of("exact", POOL_UID, "exact=500m"))
     await controller.admit(pod_of("own", OTHER, "own=2"))
-    paths = (site.cgroup(UID, Tier.BURSTABLE), site.cgroup(POOL_UID), site.cgroup(OTHER))
-    for path, name in zip(paths, ("web", "exact", "own"), strict=True):
+    allocations = controller.state.ledger.allocations
+    web, exact, own = (site.home(allocations[uid]) for uid in (UID, POOL_UID, OTHER))
+    for path, name in ((web, "web"), (exact, "exact"), (own, "own")):
         site.start(path, name)
     await controller.reconcile()
-    return paths
+    return web, exact, own
 
 
 def own_sets(site: Site, *paths: str) -> list[str]:

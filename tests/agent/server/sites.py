@@ -83,7 +83,8 @@ class Site:
 
     @property
     def layout(self) -> Layout:
-        shares = self.config.agent.shared_cgroup
+        agent = self.config.agent
+        shares = agent.shared_cgroup and not agent.kubelet.enabled
         return Layout(Driver(str(self.config.cgroup_driver)), shares=shares)
 
     def copy(self) -> Site:
@@ -98,6 +99,10 @@ class Site:
 
     def cgroup(self, uid: str, tier: Tier = Tier.GUARANTEED) -> str:
         return self.layout.pod(uid, tier)
+
+    def home(self, allocation: PodAllocation) -> str:
+        """Return the cgroup of a pod, wherever it was placed."""
+        return pod_cgroup(self.kernel, self.layout, allocation)
 
     def start(self, pod: str, name: str) -> str:
         """Start a process of a pod in a cgroup called `name`, as a container runtime does."""
@@ -279,7 +284,7 @@ def wrongs(site: Site, controller: Controller) -> list[str]:
         wrong.append(f"the state directory holds {names}")
     known: set[str] = set()
     for allocation in state.ledger.allocations.values():
-        pod = pod_cgroup(site.kernel, site.layout, allocation)
+        pod = site.home(allocation)
         known.add(pod)
         wrong.extend(_pod_wrongs(site, allocation, pod, state.shared_cpus))
     for path in site.cgroups():

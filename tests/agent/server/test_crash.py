@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cgroupfs.names import Tier
 from tests.agent.server.changes import CHANGES, NEW_POD, rehearse
 from tests.agent.server.sites import allocated, allocated_twice, make_site, with_agent, wrongs
 from tests.fakes.effects import Effects, die_after, die_amid, die_before
@@ -137,7 +136,7 @@ async def rebooted(play: Play, site: Site, controller: Controller) -> Found:
 
 def pods_of(site: Site, what: Allocated) -> Iterator[str]:
     for allocation in what.allocations.values():
-        yield site.cgroup(allocation.uid, Tier(str(allocation.qos)))
+        yield site.home(allocation)
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -324,7 +324,8 @@ async def test_what_the_kubelets_keys_say_is_written_into_the_cgroups(world: Wor
     async with running(world) as agent:
         capacity = agent.controller.state.configured.rules.capacity
         await agent.ask(agent.client.admit, manifest(cpu="500m"))
-        shown = [world.kernel.read(POD, file).strip() for file in ("memory.min", "cpu.max")]
+        path = f"kubepods/shared/pod{UID}"
+        shown = [world.kernel.read(path, file).strip() for file in ("memory.min", "cpu.max")]
         assert shown == [str(1 << 30), "25000 50000"]
         pages = sum(size for name, size in capacity.items() if name.startswith("hugepages-"))
         most = capacity["memory"] - pages - (1 << 30)

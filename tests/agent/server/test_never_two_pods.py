@@ -42,7 +42,6 @@ from agent.state.store import CHECKPOINT_NAME, Store
 from agent.tools.kubelet_state.exporting import kubelet_state
 from agent.tools.kubelet_state.format import KubeletStateError
 from agent.tools.kubelet_state.importing import take_over
-from cgroupfs.names import Tier
 from sysfs.described import with_offline
 from sysfs.discover import discover
 from sysfs.mask import EMPTY, Mask
@@ -202,7 +201,7 @@ class Story:
         number = self.site.processes
         name = self.random.choice((f"x{number}-{self.random.choice(allocation.containers).name}",
                                    f"cri-containerd-{number:x}.scope"))  # fmt: skip
-        self.site.start(self.site.cgroup(uid, Tier(str(allocation.qos))), name)
+        self.site.start(self.site.home(allocation), name)
 
     async def start_elsewhere(self, controller: Controller) -> None:
         """Start a process outside of all pods, where one ended or in a new cgroup."""
@@ -269,7 +268,7 @@ class Story:
                 pod = path.rpartition("/")[0]
                 shown[pod] = shown.get(pod, EMPTY) | Mask.parse(text.strip())
         for uid, allocation in controller.state.ledger.allocations.items():
-            home = self.site.cgroup(uid, Tier(str(allocation.qos)))
+            home = self.site.home(allocation)
             own = shown.get(home, EMPTY)
             others = [cpus for pod, cpus in shown.items() if pod != home]
             if own and own <= allocation.exclusive_cpus and not any(own & each for each in others):

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.cluster.plugs import PLUGS
 from agent.config.model import CgroupDriver
@@ -33,7 +34,8 @@ class Host:
 
     def __init__(self, directory: Path) -> None:
         config = site_config(make_world(directory).config, CgroupDriver.SYSTEMD)
-        self.site: Site = make_site(config)
+        agent = replace(config.agent, shared_cgroup=False)
+        self.site: Site = make_site(replace(config, agent=agent))
         self.clock = FakeClock()
         assert self.site.systemd is not None
         self.bus = HangingSystemd(self.site.systemd, self._wait)

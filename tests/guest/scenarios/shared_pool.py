@@ -1,6 +1,7 @@
 """The shared pool is written once: sixty pods inherit it, whatever others write below.
 
-Then (`agent.sharedCgroup`) a dozen Guaranteed pods inherit it from a cgroup of their own.
+Then a dozen Guaranteed pods inherit it from the cgroup that `agent.sharedCgroup` makes, beside one
+that stands in the kubelet's place.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ GUARANTEED: Final = "5526cafe-0000-4000-8000-00000000f00d"
 
 def run(guest: Guest) -> None:
     """Fill the pool, take CPUs from it and give them back; then have others write."""
-    agent = Agent(guest)
+    agent = Agent(guest, agent={"sharedCgroup": False})
     agent.start()
     checks = guest.checks
     pods = [_cgroup_of(_uid(number)) for number in range(PODS)]
@@ -89,7 +90,7 @@ def run(guest: Guest) -> None:
 def _one_cgroup(checks: Checks, agent: Agent, beside: int) -> None:
     """Have Guaranteed pods share a cgroup; the one whose cgroup exists stays where it is."""
     agent.stop()
-    agent.configure(agent={"sharedCgroup": True})
+    agent.configure()
     agent.start()
     running = [beside]
     for number, uid in enumerate(TOGETHER):
