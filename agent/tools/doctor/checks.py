@@ -50,6 +50,7 @@ def examine(config: Config, facts: GatheredFacts) -> Iterator[HostCheck]:
     yield _mode_check(config, facts.kubelet)
     if is_alone(config, facts):
         yield version_check(facts.cgroups)
+        yield _pool_check(config, alone=True)
         yield from other_manager_checks(config, facts)
         return
     yield _directory_check(facts.kubelet)
@@ -58,6 +59,7 @@ def examine(config: Config, facts: GatheredFacts) -> Iterator[HostCheck]:
     yield from cgroup_checks(config, facts.cgroups, settings)
     if facts.kernel is not None:
         yield huge_page_check(facts.kernel)
+    yield _pool_check(config, alone=False)
     if facts.runtime is not None:
         yield rules_check(config, _reported(facts))
         yield from runtime_checks(facts.runtime)
@@ -228,6 +230,19 @@ def _cpuset_check(cgroups: CgroupFacts) -> HostCheck:
     else:
         change = "start the agent beside the kubelet, which sets AllowedCPUs there"
     return HostCheck(check, Verdict.WARNING, found, change)
+
+
+def _pool_check(config: Config, *, alone: bool) -> HostCheck:
+    """Return what it costs that exclusive CPUs change hands."""
+    check = "shared pool"
+    if alone and config.agent.shared_cgroup:
+        found = "is written once for all pods (agent.sharedCgroup)"
+        return HostCheck(check, Verdict.OK, found)
+    each = "is written for each Guaranteed pod without CPUs of its own"
+    if not alone:
+        return HostCheck(check, Verdict.OK, f"{each}: the kubelet makes their cgroups")
+    change = "leave agent.sharedCgroup out of the agent's configuration"
+    return HostCheck(check, Verdict.WARNING, f"{each}: agent.sharedCgroup is false", change)
 
 
 def _file(cgroups: CgroupFacts, one: CgroupControllers) -> str:
