@@ -50,6 +50,9 @@ class Group(Struct, eq=False):
     #: again it is called valid and has its parent's CPUs (seen on 6.12, where in other orders of
     #: writes it has its own; here it always is the worse of both).
     detached: bool = False
+    #: It was made a partition below the root while a partition underneath had some of its CPUs
+    #: (Linux 6.15, and 6.12.118): invalid until it is written again.
+    over_remote: bool = False
     #: Of the root: what partitions without one above took along that were removed while a sibling
     #: had made them invalid, until a partition of the root has them (seen on 6.12).
     lost: Mask = EMPTY
@@ -142,7 +145,7 @@ class Group(Struct, eq=False):
         if controller == "cpuset":
             self.cpus = self.mems = self.exclusive = EMPTY
             self.partition, self.invalid = MEMBER, ""
-            self.broken = self.stale = self.detached = False
+            self.broken = self.stale = self.detached = self.over_remote = False
         if controller == "cpu":
             self.burst = 0
         self.values = {f: text for f, text in self.values.items() if controller_of(f) != controller}
@@ -176,6 +179,7 @@ _NOT_EXCLUSIVE: Final = "Cpu list in cpuset.cpus not exclusive"
 _NOT_PARTITION: Final = "Parent is not a partition root"
 _NO_CPUS: Final = "Parent unable to distribute cpu downstream"
 _INVALID_LIST: Final = "Invalid cpu list in cpuset.cpus.exclusive"
+_OVER_REMOTE: Final = "Have remote partition underneath"
 
 
 def settle(root: Group) -> None:
@@ -271,12 +275,13 @@ def _siblings(group: Group) -> list[Group]:
 
 def _why_invalid(group: Group, root: Group) -> str:
     above = _above(group)
+    if group.over_remote:
+        return _OVER_REMOTE
     is_root = above.parent is None or above.is_partition
     if (group.detached or not group.exclusive) and not is_root:
         return _NOT_PARTITION
-    if group.stale or not group.exclusive_now:
-        return _INVALID_LIST
-    if not is_root and not group.exclusive_now.isdisjoint(root.lost):
+    lost = EMPTY if is_root else root.lost
+    if group.stale or not group.exclusive_now or not group.exclusive_now.isdisjoint(lost):
         return _INVALID_LIST
     if any(not _own(other).isdisjoint(group.exclusive_now) for other in _siblings(group)):
         return _NOT_EXCLUSIVE

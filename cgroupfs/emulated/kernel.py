@@ -395,6 +395,12 @@ def _store_partition(kernel: EmulatedKernel, group: Group, text: str) -> None:
         return
     for inside in group.walk() if group.is_partition else ():
         inside.detached = inside.partition != MEMBER
+    underneath = (inside for inside in group.walk() if inside is not group and inside.is_partition)
+    group.over_remote = (
+        word != MEMBER
+        and group.parent is kernel.root
+        and any(not each.exclusive_now.isdisjoint(group.exclusive) for each in underneath)
+    )
     group.partition, group.detached = word, False
     group.invalid, group.broken = "", False
     kernel.changed(group)

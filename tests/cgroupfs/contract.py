@@ -325,6 +325,20 @@ class Contract:
         lab.tree.write(pod, PARTITION, "member")
         assert taken <= Mask.parse(shown(lab, everyone, "cpuset.cpus.effective"))
 
+    @pytest.mark.parametrize("word", ["root", "isolated"])
+    def test_a_cgroup_over_a_remote_partition_is_none_and_leaves_it_its_cpus(
+        self, lab: Lab, word: str
+    ) -> None:
+        pod = make(lab, "pod")
+        divide(lab, {pod: "2-3"}, "root")
+        lab.tree.write(lab.top, PARTITION, word)
+        reason = "Have remote partition underneath"
+        assert shown(lab, lab.top, PARTITION) == f"{word} invalid ({reason})"
+        assert shown(lab, pod, PARTITION) == "root"
+        assert shown(lab, pod, "cpuset.cpus.effective") == "2-3"
+        lab.tree.write(lab.top, PARTITION, "member")
+        assert shown(lab, pod, PARTITION) == "root"
+
     def test_a_bad_partition_word_is_rejected_and_an_impossible_one_is_not(self, lab: Lab) -> None:
         pod = make(lab, "pod", cpus="2")
         assert rejected(lab, pod, PARTITION, "mine") == errno.EINVAL
