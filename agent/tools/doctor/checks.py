@@ -5,6 +5,7 @@ Here are those of cgroups and of others that decide on CPUs; `kubelet` and `runt
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from agent.config.isolation import PartitionMode
@@ -265,7 +266,7 @@ _STRICT: Final = "strict-cpu-reservation"
 
 
 def other_manager_checks(config: Config, facts: GatheredFacts) -> Iterator[HostCheck]:
-    """Yield the checks of the agent's own manifests, of other managers and of the kernel."""
+    """Yield the checks of manifests, of other managers, of isolated CPUs and of the kernel."""
     yield _manifest_check(config, facts)
     yield process_check(facts)
     yield _tuned_check(facts.tuned)
@@ -273,6 +274,7 @@ def other_manager_checks(config: Config, facts: GatheredFacts) -> Iterator[HostC
     yield _isolated_check(config, facts)
     if facts.kernel is not None:
         yield work_check(facts.kernel)
+    yield _affinity_check(config, facts.release)
 
 
 def _manifest_check(config: Config, facts: GatheredFacts) -> HostCheck:
@@ -358,6 +360,28 @@ def _isolated_check(config: Config, facts: GatheredFacts) -> HostCheck:
     found += "not spread threads of shared containers over them"
     change = "remove isolcpus= from the kernel's command line and reboot; exclusive CPUs are kept "
     change += "free of others by cpusets"
+    return HostCheck(check, Verdict.WARNING, found, change)
+
+
+#: "sched: Always preserve the user requested cpumask" (commit 8f9ea86fdf99) came with it.
+_KEEPS_AFFINITY: Final = (6, 2)
+
+
+def _affinity_check(config: Config, file: HostFile) -> HostCheck:
+    """Return whether services keep the CPUs that they chose when their slice is narrowed."""
+    check = "affinity of services"
+    if not config.agent.isolation.host_slices:
+        return HostCheck(check, Verdict.OK, "agent.isolation.hostSlices is off")
+    release = (file.text or "").strip()
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", release, re.ASCII)
+    if match is None:
+        found = f"{file.path}: {file.problem or 'it names no version'}"
+        return HostCheck(check, Verdict.UNKNOWN, found)
+    if (int(match[1]), int(match[2])) >= _KEEPS_AFFINITY:
+        return HostCheck(check, Verdict.OK, f"{file.path} is {shown(release)}: they keep it")
+    found = f"{file.path} is {shown(release)}: with agent.isolation.hostSlices services forget "
+    found += "their CPUAffinity= and taskset at an admission"
+    change = "write AllowedCPUs= in place of CPUAffinity=, or boot Linux 6.2 or later"
     return HostCheck(check, Verdict.WARNING, found, change)
 
 

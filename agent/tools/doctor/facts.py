@@ -144,7 +144,8 @@ class KernelFacts(Struct, frozen=True):
 class GatheredFacts(Struct, frozen=True):
     """Everything that was read; `runtime` and `kernel` None: these were not looked at.
 
-    `others` are running managers of CPUs. `isolated` and `online` are the kernel's lists of CPUs.
+    `others` are running managers of CPUs. `isolated` and `online` are the kernel's lists of CPUs,
+    `release` is its version.
     `agent_unit` and `kubelet_unit` are the units of systemd with their drop-ins. `asked` are
     ways to the kubelet's pods in the order in which the agent tries them; empty: none was asked.
     `kubelet_version` None: the kubelet's program was not asked.
@@ -154,6 +155,7 @@ class GatheredFacts(Struct, frozen=True):
     cgroups: CgroupFacts
     isolated: HostFile
     online: HostFile
+    release: HostFile
     tuned: HostFile
     kernel: KernelFacts | None = None
     runtime: RuntimeFacts | None = None

@@ -73,6 +73,7 @@ def gather(config: Config, root: Path = Path("/"), *, with_runtime: bool) -> Gat
         cgroups=_cgroups(config, root),
         isolated=read_file(root, f"{_CPUS}/isolated"),
         online=read_file(root, f"{_CPUS}/online"),
+        release=read_file(root, "/proc/sys/kernel/osrelease"),
         tuned=read_file(root, "/etc/tuned/active_profile"),
         kernel=_kernel(root) if with_runtime else None,
         runtime=_runtime(config, root) if with_runtime else None,

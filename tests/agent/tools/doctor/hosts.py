@@ -53,6 +53,7 @@ _FILES = {
     "/proc/cmdline": "ro quiet nohz_full=4-15\n",
     "/proc/sys/vm/stat_interval": "1\n",
     "/proc/sys/kernel/timer_migration": "1\n",
+    "/proc/sys/kernel/osrelease": "6.12.118+deb13-cloud-amd64\n",
     "/sys/devices/system/cpu/isolated": "\n",
     "/sys/devices/system/cpu/online": "0-15\n",
     "/sys/fs/cgroup/cgroup.controllers": "cpuset cpu memory\n",

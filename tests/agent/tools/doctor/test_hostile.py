@@ -33,6 +33,7 @@ FILES = [
     hosts.DPKG,
     hosts.UNIT,
     f"{hosts.KUBELET}/device-plugins/kubelet_internal_checkpoint",
+    "/proc/sys/kernel/osrelease",
     "/sys/devices/system/cpu/isolated",
     "/sys/fs/cgroup/cgroup.controllers",
     f"{hosts.KUBEPODS}/cgroup.controllers",
