@@ -17,7 +17,7 @@ from tests.guest import container, emulator, host, image, job, packages, runner,
 from tests.guest.cache import Cache
 from tests.guest.errors import GuestError
 from tests.guest.kubernetes import Kubernetes, etcd, programs
-from tests.guest.scenarios import SCENARIOS, Kubelet, Scenario, When
+from tests.guest.scenarios import SCENARIOS, SUITE, SUITES, Kubelet, Scenario, When
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,6 +33,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("scenario", nargs="*", help="scenarios to run; those of CI if none is named")
     made.add_argument("--nightly", action="store_true", help="run those that CI leaves out")
     made.add_argument("--list", action="store_true", help="list the scenarios and stop")
+    made.add_argument(
+        "--suite",
+        default=SUITE,
+        choices=SUITES,
+        help="the suite of Debian that the guests are made of (default: %(default)s)",
+    )
     made.add_argument("--jobs", type=int, default=2, help="guests at a time, one host core each")
     made.add_argument("--keep", action="store_true", help="keep the disks of each run")
     made.add_argument("--patience", type=float, default=1.0, help="factor on every timeout")
@@ -71,18 +77,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     when = When.NIGHTLY if options.nightly else When.CI
-    chosen = _chosen(options.scenario, when, real=options.kubernetes is not None)
+    chosen = _chosen(options.scenario, when, options.suite, real=options.kubernetes is not None)
     named = programs.find(options.kubernetes) if options.kubernetes else None
     host.require_x86_64()
     host.provide(host.RUN_NEEDS)
     host.require_writable(options.cache)
     store = Cache(options.cache.resolve())
-    image.require(store)  # says first what is missing; nothing is downloaded until then
-    results = options.results or options.cache / "results"
+    # Says first what is missing: nothing is downloaded until then.
+    image.require(store, options.suite)
+    place = "results" if options.suite == SUITE else f"results-{options.suite}"
+    results = options.results or options.cache / place
     # QEMU is unpacked while the image is made, and packages are built while guests run.
     with ThreadPoolExecutor(1) as beside:
         qemu = beside.submit(emulator.provide, store)
-        made = image.provide(store)
+        made = image.provide(store, options.suite)
         contents = _contents(store, made, chosen, beside)
         if named:
             contents = _beside_kubelet(store, contents, named)
@@ -117,15 +125,20 @@ def status(verdicts: Sequence[runner.Verdict]) -> int:
     return 0 if all(verdict.passed for verdict in verdicts) else 1
 
 
-def _chosen(names: Sequence[str], when: When, *, real: bool) -> list[Scenario]:
+def _chosen(names: Sequence[str], when: When, suite: str, *, real: bool) -> list[Scenario]:
     """Return the scenarios of these names.
 
-    Without names it is those that run then, with a real kubelet all that can have one.
+    Without names it is those that run then, with a real kubelet all that can have one; those that
+    are made of packages for one suite run on no other.
     """
     for name in names:
         if name not in SCENARIOS:
             raise GuestError(f"no scenario is called {name!r}", f"known: {', '.join(SCENARIOS)}")
     chosen = [SCENARIOS[name] for name in names]
+    bound = [each.name for each in chosen if not each.runs_on(suite)]
+    if bound:
+        raise GuestError(f"{', '.join(bound)}: made for {SUITE} alone", "leave --suite out")
+    known = [each for each in SCENARIOS.values() if each.runs_on(suite)]
     if not real:
         for scenario in chosen:
             if scenario.kubelet is Kubelet.REAL:
@@ -133,11 +146,11 @@ def _chosen(names: Sequence[str], when: When, *, real: bool) -> list[Scenario]:
                     f"{scenario.name} needs a real kubelet",
                     "name a directory with Kubernetes' programs: --kubernetes DIR",
                 )
-        return chosen or [each for each in SCENARIOS.values() if each.when is when]
+        return chosen or [each for each in known if each.when is when]
     for scenario in chosen:
         if scenario.kubelet is Kubelet.NONE:
             raise GuestError(f"{scenario.name} has no kubelet", "leave --kubernetes out")
-    return chosen or [each for each in SCENARIOS.values() if each.kubelet is not Kubelet.NONE]
+    return chosen or [each for each in known if each.kubelet is not Kubelet.NONE]
 
 
 def _beside_kubelet(

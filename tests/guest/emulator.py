@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tests.guest import cache, host, unpacked
-from tests.guest.image import LIBRARIES, SUITE
+from tests.guest.image import LIBRARIES
+from tests.guest.scenarios import SUITE
 
 if TYPE_CHECKING:
     from pathlib import Path

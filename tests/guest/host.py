@@ -148,3 +148,11 @@ def debian_sources(suite: str) -> list[str]:
         return debian.sources(suite)
     except BuildError as error:
         raise GuestError(str(error), "apt has to work on this host") from error
+
+
+def debian_options() -> list[str]:
+    """Return mmdebstrap's options for these mirrors: whether they may be out of date."""
+    if shutil.which("apt-config") is None:
+        return []
+    setting = run(["apt-config", "dump", "Acquire::Check-Valid-Until"]).strip()
+    return [f"--aptopt={setting}"] if setting else []

@@ -15,7 +15,6 @@ from tests.guest.errors import GuestError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SUITE: Final = "trixie"
 RECIPE: Final = Path(__file__).with_name("recipe")
 
 MIB: Final = 1 << 20
@@ -31,9 +30,8 @@ DISK_SIGNATURE: Final = 0x6E756D61
 #: Directories of a tree that hold nothing once the packages are installed.
 EMPTIED: Final = ("boot", "var/cache/apt", "var/lib/apt/lists", "var/log")
 
-#: What the guest's Python needs to run on the host as well (see `Python`);
-#: the version is the suite's.
-PYTHON_PARTS: Final = ("usr/bin/python3.13", "usr/lib/python3.13", "usr/share/python-wheels")
+#: The guest's Python: a link to the program of the suite's version.
+PYTHON: Final = "usr/bin/python3"
 LIBRARIES: Final = "usr/lib/x86_64-linux-gnu"
 
 
@@ -46,9 +44,14 @@ class Python:
 
     root: Path
 
+    @property
+    def name(self) -> str:
+        """Its program's name, with the version: `python3.13`."""
+        return (self.root / PYTHON).readlink().name
+
     def command(self, *args: str | Path) -> list[str]:
         """Return the command line that runs this Python with the given arguments."""
-        binary = self.root / "usr/bin/python3.13"
+        binary = self.root / PYTHON
         loader = [self.root / LIBRARIES / "ld-linux-x86-64.so.2", "--argv0", binary]
         libraries = ["--library-path", self.root / LIBRARIES]
         return [str(part) for part in [*loader, *libraries, binary, *args]]
@@ -85,17 +88,18 @@ class Image:
         return Python(self.directory / "python")
 
 
-def require(store: cache.Cache) -> None:
+def require(store: cache.Cache, suite: str) -> None:
     """Raise `GuestError` where the image would have to be made and cannot: no root, no tools."""
-    if not store.has("image", recipe_key()):
+    if not store.has(f"image-{suite}", recipe_key()):
         host.require_root("making the guest image")
         host.provide(host.BUILD_NEEDS)
 
 
-def provide(store: cache.Cache) -> Image:
-    """Return the image of the present recipe, made now if the cache does not have it."""
-    require(store)
-    return Image(store.entry("image", recipe_key(), make))
+def provide(store: cache.Cache, suite: str) -> Image:
+    """Return the suite's image of the present recipe, made now if the cache does not have it."""
+    require(store, suite)
+    made = store.entry(f"image-{suite}", recipe_key(), lambda where: make(where, suite))
+    return Image(made)
 
 
 def recipe_key() -> str:
@@ -104,10 +108,10 @@ def recipe_key() -> str:
     return cache.key_of_files(RECIPE.parent, [*files, Path(__file__)])
 
 
-def make(directory: Path) -> None:
+def make(directory: Path, suite: str) -> None:
     """Make the image into an empty directory: bootstrap, customize, pack."""
     tree = directory / "tree"
-    _bootstrap(tree)
+    _bootstrap(tree, suite)
     _customize(tree)
     unpack_kernel(_kernel_of(tree), directory / "vmlinux")
     _keep_python(tree, directory / "python")
@@ -124,7 +128,7 @@ def _entries(name: str) -> Iterator[str]:
             yield line
 
 
-def _bootstrap(tree: Path) -> None:
+def _bootstrap(tree: Path, suite: str) -> None:
     """Install the recipe's packages; no initial RAM disk is made, the kernel needs none."""
     # Once dpkg is there: each package that mmdebstrap itself unpacks would go through a filter.
     configure = f'printf "%s" {shlex.quote(_exclusions())} >"$1/etc/dpkg/dpkg.cfg.d/guest"'
@@ -139,12 +143,13 @@ def _bootstrap(tree: Path) -> None:
             "--architectures=amd64",
             '--aptopt=Acquire::Languages "none"',
             '--aptopt=APT::Install-Recommends "false"',
+            *host.debian_options(),
             "--dpkgopt=force-unsafe-io",  # what is cut off is made again: no need to wait for disks
             f"--extract-hook={configure}",
             f"--essential-hook={no_initrd}",
             f"--include={','.join(_entries('packages'))}",
-            *(SUITE, tree),
-            *host.debian_sources(SUITE),
+            *(suite, tree),
+            *host.debian_sources(suite),
         ]
     )
 
@@ -199,7 +204,11 @@ def unpack_kernel(packed: Path, kernel: Path) -> None:
 
 def _keep_python(tree: Path, kept: Path) -> None:
     """Copy the guest's Python and the libraries it may load out of the tree."""
-    for part in PYTHON_PARTS:
+    program = (tree / PYTHON).readlink()
+    link = kept / PYTHON
+    link.parent.mkdir(parents=True)
+    link.symlink_to(program)
+    for part in (f"usr/bin/{program}", f"usr/lib/{program}", "usr/share/python-wheels"):
         source, target = tree / part, kept / part
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():

@@ -67,7 +67,8 @@ def sources(store: cache.Cache, python: Python) -> Path:
     key = cache.key_of_files(
         wheel.PROJECT, (file for file in files if "__pycache__" not in file.parts)
     )
-    return store.entry("sources", key, lambda where: _compile(python, lay_out(where)))
+    kind = f"sources-{python.name}"
+    return store.entry(kind, key, lambda where: _compile(python, lay_out(where)))
 
 
 def lay_out(directory: Path) -> Path:

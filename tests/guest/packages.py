@@ -115,7 +115,7 @@ def _build(
     """
     programs = directory / "bin"
     programs.mkdir()
-    program = programs / "python3.13"
+    program = programs / python.name
     home = f"PYTHONHOME={shlex.quote(str(python.root / 'usr'))}"
     program.write_text(f'#!/bin/sh\n{home} exec {shlex.join(python.command())} "$@"\n')
     program.chmod(0o755)

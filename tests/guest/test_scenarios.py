@@ -33,6 +33,12 @@ def test_an_unknown_scenario_is_reported_with_the_known_ones(
     assert "survival" in said
 
 
+def test_what_is_made_for_one_suite_is_run_on_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--suite", "testing", "installation", "isolation", "daemonset"]) == 2
+    said = capsys.readouterr().err
+    assert "installation, daemonset: made for trixie alone; leave --suite out" in said
+
+
 def test_the_list_names_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(SCENARIOS)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.guest import host
-from tests.guest.image import LIBRARIES, SUITE
+from tests.guest.image import LIBRARIES
+from tests.guest.scenarios import SUITE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +20,7 @@ def unpack(directory: Path, packages: Sequence[str]) -> None:
         [
             *("mmdebstrap", "--quiet", "--variant=extract", "--architectures=amd64"),
             f"--include={','.join(packages)}",
+            *host.debian_options(),
             *(SUITE, directory),
             *host.debian_sources(SUITE),
         ]

@@ -33,7 +33,6 @@ BUILD_FILES: Final = (
 
 #: Where the agent's environment lies in the guest, as in the installation instructions.
 PREFIX: Final = Path("/opt/numawarden")
-SITE: Final = "lib/python3.13/site-packages"
 
 #: The environment's disk in its cache entry, and its size in bytes; the file is sparse.
 DISK: Final = "agent.img"
@@ -56,7 +55,8 @@ class Wheels:
 def provide(store: cache.Cache, python: Python) -> Wheels:
     """Return the wheel of the present checkout and its dependencies for the guest's Python."""
     lock = cache.key_of(LOCK.read_bytes(), python.pip.parent.name.encode())
-    dependencies = store.entry("wheels", lock, lambda where: _download(python, where))
+    kind = f"wheels-{python.name}"
+    dependencies = store.entry(kind, lock, lambda where: _download(python, where))
     agent = store.entry("agent", cache.key_of_files(PROJECT, sources()), _build)
     return Wheels(agent, dependencies)
 
@@ -69,7 +69,8 @@ def environment(store: cache.Cache, python: Python, wheels: Wheels) -> Path:
     key = cache.key_of(
         wheels.agent.name.encode(), wheels.dependencies.name.encode(), Path(__file__).read_bytes()
     )
-    return store.entry("environment", key, lambda where: _make(python, wheels, where)) / DISK
+    kind = f"environment-{python.name}"
+    return store.entry(kind, key, lambda where: _make(python, wheels, where)) / DISK
 
 
 def sources() -> list[Path]:
@@ -117,26 +118,29 @@ def _make(python: Python, wheels: Wheels, directory: Path) -> None:
 
 def install(python: Python, wheels: Wheels, root: Path) -> None:
     """Make an empty directory what `PREFIX` is once the agent is installed from the wheels."""
-    site = root / SITE
+    site = root / f"lib/{python.name}/site-packages"
     offline = ("--no-index", "--find-links", wheels.dependencies, "--only-binary=:all:")
     quiet = ("--quiet", "--no-compile", "--root-user-action=ignore")
     into = (python.pip, "install", *quiet, *offline, "--target", site)
     python.run(*into, "--require-hashes", "--requirement", LOCK)
-    shutil.rmtree(root / SITE / "bin")  # of the dependencies; pip would not add to it
+    shutil.rmtree(site / "bin")  # of the dependencies; pip would not add to it
     python.run(*into, "--no-deps", wheels.file)
-    _make_virtual(root)
+    _make_virtual(root, site / "bin")
     where = ("-s", root, "-p", PREFIX)
     python.run("-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", *where, site)
 
 
-def _make_virtual(root: Path) -> None:
-    """Add what makes the tree the virtual environment `python3 -m venv PREFIX` would make."""
+def _make_virtual(root: Path, installed: Path) -> None:
+    """Add what makes the tree the virtual environment `python3 -m venv PREFIX` would make.
+
+    `installed` is the directory that pip put the agent's program in.
+    """
     (root / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
     programs = root / "bin"
     programs.mkdir()
-    (programs / "python3").symlink_to("/usr/bin/python3.13")
-    shutil.copy2(root / SITE / "bin/numawarden", programs)
-    shutil.rmtree(root / SITE / "bin")
+    (programs / "python3").symlink_to("/usr/bin/python3")
+    shutil.copy2(installed / "numawarden", programs)
+    shutil.rmtree(installed)
     script = programs / "numawarden"
     _, _, body = script.read_text().partition("\n")
     script.write_text(f"#!{PREFIX}/bin/python3\n{body}")

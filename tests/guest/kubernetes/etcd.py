@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.guest import cache, unpacked
-from tests.guest.image import SUITE
+from tests.guest.scenarios import SUITE
 
 PACKAGE: Final = "etcd-server"
 

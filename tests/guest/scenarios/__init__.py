@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
+#: The suite of Debian that guests are made of where no other is named.
+SUITE: Final = "trixie"
+SUITES: Final = (SUITE, "testing", "bookworm")
+
 
 class When(Enum):
     """When a scenario runs that is not named."""
@@ -53,6 +57,10 @@ class Scenario:
     def module(self) -> str:
         """The module inside the guest."""
         return f"{__name__}.{self.name.replace('-', '_')}"
+
+    def runs_on(self, suite: str) -> bool:
+        """Return whether it can run on a suite: package and image are made for one."""
+        return suite == SUITE or not (self.packages or self.image)
 
 
 SCENARIOS: Final = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree as ET
 
 from tests.guest.inside import kernel
@@ -11,7 +12,8 @@ from tests.guest.inside.commands import attempt
 if TYPE_CHECKING:
     from tests.guest.inside.guest import Guest
 
-SITE = "/opt/numawarden/lib/python3.13/site-packages"
+VERSION: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
+SITE: Final = f"/opt/numawarden/lib/python{VERSION}/site-packages"
 
 
 def run(guest: Guest) -> None:
@@ -25,6 +27,6 @@ def run(guest: Guest) -> None:
     guest.log("contract.log", outcome.stdout + outcome.stderr)
     guest.checks.require("pytest ran", report.exists(), outcome.status)
     for case in ET.parse(report).iter("testcase"):  # noqa: S314 - pytest wrote it just now
-        wrong = [part.get("message", part.tag) for part in case]
+        wrong = [part.get("message", part.tag) for part in case if part.tag != "skipped"]
         guest.checks.check(case.get("name", ""), not wrong, " ".join(wrong))
     guest.checks.equal("pytest's status", outcome.status, 0)
