@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from cgroupfs.emulated.kernel import EmulatedKernel
+from cgroupfs.emulated.rules import LINUX_6_12
 from cgroupfs.errors import CgroupRootError
 from cgroupfs.tree import FlockedTree, ancestors, join
 from cgroupfs.watch import NAMES_IN_DIRECTORY, Change, Inotify
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cgroupfs.emulated.group import Group
+    from cgroupfs.emulated.rules import Rules
     from cgroupfs.tree import TreeLock
 
 _PROCS: Final = "cgroup.procs"
@@ -44,16 +46,19 @@ class DirectoryTree:
 
     A directory without `cgroup.controllers` is initialized for the CPUs `possible` and the memory
     nodes `memory`; a directory with that file is taken over with its contents (a restart). Raises
-    `CgroupRootError` when `root` contains anything else.
+    `CgroupRootError` when `root` contains anything else. `rules` are those of a kernel's version.
     """
 
-    def __init__(self, root: Path, possible: Mask, memory: Mask) -> None:
+    def __init__(
+        self, root: Path, possible: Mask, memory: Mask, *, rules: Rules = LINUX_6_12
+    ) -> None:
         self.root = root
+        self.rules = rules
         self._shown: dict[str, dict[str, str]] = {}
         self._watch = _Watch(root)
         #: The files in each cgroup's directory that others wrote while it was noticed.
         self._late: dict[str, dict[str, None]] = {}
-        self._kernel = EmulatedKernel(possible, memory)
+        self._kernel = EmulatedKernel(possible, memory, rules=rules)
         fresh = not (root / "cgroup.controllers").exists()
         if fresh and any(root.iterdir()):
             remedy = "name an empty directory, or one that such a tree was made in"

@@ -21,6 +21,8 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from cgroupfs.emulated.rules import Rules
+
 
 #: In the kernel's order (include/linux/cgroup_subsys.h).
 CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids", "rdma", "misc")
@@ -53,6 +55,8 @@ class Group(Struct, eq=False):
     #: It was made a partition below the root while a partition underneath had some of its CPUs
     #: (Linux 6.15, and 6.12.118): invalid until it is written again.
     over_remote: bool = False
+    #: What those beside had when this partition was written (`Rules.keeps_partitions`).
+    yielded: Mask = EMPTY
     #: Of the root: what partitions without one above took along that were removed while a sibling
     #: had made them invalid, until a partition of the root has them (seen on 6.12).
     lost: Mask = EMPTY
@@ -143,7 +147,7 @@ class Group(Struct, eq=False):
     def reset(self, controller: str) -> None:
         """Forget the controller's settings, as when it is disabled and its state freed."""
         if controller == "cpuset":
-            self.cpus = self.mems = self.exclusive = EMPTY
+            self.cpus = self.mems = self.exclusive = self.yielded = EMPTY
             self.partition, self.invalid = MEMBER, ""
             self.broken = self.stale = self.detached = self.over_remote = False
         if controller == "cpu":
@@ -192,7 +196,7 @@ def settle(root: Group) -> None:
     root.cpus_then = root.cpus - root.lost
 
 
-def settle_partitions(root: Group, partitions: Iterable[Group]) -> None:
+def settle_partitions(root: Group, partitions: Iterable[Group], rules: Rules) -> None:
     """Bring everything up to date where `partitions` (member groups left out) exist."""
     by_depth = sorted(partitions, key=lambda group: group.path.count("/"))
     settle(root)
@@ -202,7 +206,7 @@ def settle_partitions(root: Group, partitions: Iterable[Group]) -> None:
         group.invalid = ""
     for group in by_depth:
         group.exclusive_now = _own(group) & _above(group).exclusive_now
-        group.invalid = _why_invalid(group, root)
+        group.invalid = _why_invalid(group, root, rules)
         if group.invalid:
             group.exclusive_now = group.exclusive & _above(group).exclusive_now
     valid = [group for group in by_depth if group.is_partition]
@@ -233,6 +237,14 @@ def break_siblings(group: Group) -> None:
             sibling.broken = sibling.stale = True
 
 
+def yield_to_siblings(group: Group) -> None:
+    """Note, as a partition is written, which CPUs of its list those beside have already."""
+    group.yielded = Mask.union(
+        sibling.exclusive | (sibling.exclusive_now if sibling.is_partition else EMPTY)
+        for sibling in _siblings(group)
+    )
+
+
 def _share(group: Group, cpus: Mask, valid: frozenset[Group]) -> None:
     given = EMPTY
     for below in _nearest(group, valid):
@@ -260,7 +272,7 @@ def _nearest(group: Group, valid: frozenset[Group]) -> list[Group]:
 
 
 def _own(group: Group) -> Mask:
-    return group.exclusive or group.cpus
+    return group.exclusive or group.cpus - group.yielded
 
 
 def _above(group: Group) -> Group:
@@ -273,7 +285,7 @@ def _siblings(group: Group) -> list[Group]:
     return [other for other in _above(group).children.values() if other is not group]
 
 
-def _why_invalid(group: Group, root: Group) -> str:
+def _why_invalid(group: Group, root: Group, rules: Rules) -> str:
     above = _above(group)
     if group.over_remote:
         return _OVER_REMOTE
@@ -283,7 +295,8 @@ def _why_invalid(group: Group, root: Group) -> str:
     lost = EMPTY if is_root else root.lost
     if group.stale or not group.exclusive_now or not group.exclusive_now.isdisjoint(lost):
         return _INVALID_LIST
-    if any(not _own(other).isdisjoint(group.exclusive_now) for other in _siblings(group)):
+    listed = Mask.union(_own(other) for other in _siblings(group))
+    if not rules.keeps_partitions and not listed.isdisjoint(group.exclusive_now):
         return _NOT_EXCLUSIVE
     over = _partition_above(group, root)
     beside = (each for each in over.walk() if each.is_partition and each not in (group, over))

@@ -1,4 +1,4 @@
-"""The emulated kernel: a `CgroupTree` that answers as cgroup v2 does (kernel 6.12).
+"""The emulated kernel: a `CgroupTree` that answers as cgroup v2 does (kernel 6.12, or a later one).
 
 Modelled are cpuset (with its silent fallback, hotplug and partitions), the files of one value
 (`cgroupfs.settings`), the rules of `cgroup.subtree_control` and of moving processes, and the errors
@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from cgroupfs.emulated import group as cpuset
 from cgroupfs.emulated.group import CONTROLLERS, MAX_NODES, THREADED, Group, parse_list
+from cgroupfs.emulated.rules import LINUX_6_12
 from cgroupfs.errors import CgroupPathError, TreeLockedError, rejection
 from cgroupfs.settings import (
     CPU_MAX,
@@ -39,6 +40,7 @@ from sysfs.mask import EMPTY
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
+    from cgroupfs.emulated.rules import Rules
     from cgroupfs.tree import TreeLock
     from sysfs.mask import Mask
 
@@ -65,7 +67,7 @@ class EmulatedKernel:
     """A cgroup v2 hierarchy of a host with the CPUs `possible` and the memory nodes `memory`.
 
     `online` are the CPUs that are up (default: all possible ones). With `counts_huge_pages` these
-    count as memory (the mount's option memory_hugetlb_accounting).
+    count as memory (the mount's option memory_hugetlb_accounting); `rules` are the version's.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class EmulatedKernel:
         online: Mask | None = None,
         controllers: Iterable[str] = _DEFAULT_CONTROLLERS,
         counts_huge_pages: bool = False,
+        rules: Rules = LINUX_6_12,
     ) -> None:
         offered = frozenset(controllers)
         self.controllers: tuple[str, ...] = tuple(name for name in CONTROLLERS if name in offered)
@@ -90,6 +93,7 @@ class EmulatedKernel:
         self._partitions: set[Group] = set()
         self._locked = False
         self._counts_huge_pages = counts_huge_pages
+        self.rules = rules
         self._settle()
 
     def read(self, path: str, file: str) -> str:
@@ -238,8 +242,11 @@ class EmulatedKernel:
         """Bring what is in effect up to date after a cpuset setting of `group` changed."""
         if group.partition == MEMBER:
             self._partitions.discard(group)
+            group.yielded = EMPTY
         else:
             self._partitions.add(group)
+            if self.rules.keeps_partitions:
+                cpuset.yield_to_siblings(group)
         self._settle()
 
     def enable(self, group: Group, on: set[str], off: set[str]) -> None:
@@ -292,7 +299,7 @@ class EmulatedKernel:
 
     def _settle(self) -> None:
         if self._partitions:
-            cpuset.settle_partitions(self.root, self._partitions)
+            cpuset.settle_partitions(self.root, self._partitions, self.rules)
         else:
             cpuset.settle(self.root)
 
@@ -360,9 +367,9 @@ class File(Struct, frozen=True):
 
 def _store_cpus(kernel: EmulatedKernel, group: Group, text: str) -> None:
     cpus = parse_list(text, kernel.cpu_limit)
-    _reject_clearing(group, group.cpus, cpus)
+    _reject_clearing(kernel, group, group.cpus, cpus)
     group.cpus = cpus
-    if kernel.partitioned:
+    if kernel.partitioned and not kernel.rules.keeps_partitions:
         cpuset.break_siblings(group)
     kernel.changed(group)
 
@@ -371,13 +378,13 @@ def _store_mems(kernel: EmulatedKernel, group: Group, text: str) -> None:
     mems = parse_list(text, MAX_NODES)
     if not mems <= kernel.root.mems:
         raise rejection(errno.EINVAL)
-    _reject_clearing(group, group.mems, mems)
+    _reject_clearing(kernel, group, group.mems, mems)
     group.mems = mems
     kernel.changed(group)
 
 
-def _reject_clearing(group: Group, old: Mask, new: Mask) -> None:
-    if old and not new and group.populated:
+def _reject_clearing(kernel: EmulatedKernel, group: Group, old: Mask, new: Mask) -> None:
+    if old and not new and group.populated and not kernel.rules.clears_used_sets:
         raise rejection(errno.ENOSPC)
 
 
