@@ -131,6 +131,12 @@ SCENARIOS: Final = {
             when=When.CI,
         ),
         Scenario(
+            "huge-pages",
+            "two-sockets",
+            "pods use all their huge pages, counted as memory and not; a page more is ENOMEM",
+            when=When.CI,
+        ),
+        Scenario(
             "cluster-restarts",
             "two-sockets",
             "kubelet, containerd and agent restart in every order beside the kubelet's pods",
