@@ -210,10 +210,10 @@ class Setting(Struct, frozen=True):
 
     A cgroup with `whole_cpus` inherits: it has no CPUs of its own, but its parent's. Its file is
     unset or has at least `whole_cpus`, all CPUs of the host; a set that another process wrote is
-    replaced by these, since the kernel does not clear a set while processes live in the cgroup
-    (ENOSPC, `validate_change` in kernel/cgroup/cpuset.c). `cpus` is then what the parent gives it,
-    None where that may be anything. The same goes for `whole_mems` and `mems`. Of its CPUs those in
-    `given` are not in effect where partitions inside have them.
+    replaced by these, since before Linux 7.0 the kernel clears no set while processes live in the
+    cgroup (ENOSPC, `validate_change` in kernel/cgroup/cpuset.c). `cpus` is then what the parent
+    gives it, None where that may be anything. The same goes for `whole_mems` and `mems`. Of its
+    CPUs those in `given` are not in effect where partitions inside have them.
     Raises `ValueError` for an empty set, which the kernel treats as "same as the parent".
     """
 

@@ -332,7 +332,7 @@ class KernelThread(Place):
 
 
 class SliceSet(Place):
-    """The CPUs of a slice. The kernel clears no set in use: all CPUs are the same as none."""
+    """The CPUs of a slice. Before Linux 7.0 no set in use is cleared: all CPUs are the same."""
 
     order = 2
     in_tree = True

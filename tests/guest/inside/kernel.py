@@ -22,6 +22,11 @@ def ids(text: str) -> frozenset[int]:
     return frozenset(members)
 
 
+def keeps_partitions() -> bool:
+    """Return whether a partition stays when a cgroup beside lists its CPUs (from Linux 7.0 on)."""
+    return int(os.uname().release.partition(".")[0]) >= 7
+
+
 class Cgroup:
     """One cgroup v2 directory."""
 

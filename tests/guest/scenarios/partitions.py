@@ -38,22 +38,7 @@ def run(guest: Guest) -> None:
     of_work = own & isolated.mask_of(Path("/sys/devices/virtual/workqueue/cpumask").read_text())
     checks.equal("partition: CPUs of unbound workqueues that are exclusive", of_work, frozenset())
 
-    other = isolated.CGROUPS / "kubepods.slice/other"
-    other.mkdir()
-    (other / "cpuset.cpus").write_text(f"{min(all_cpus - own)},{min(own)}")
-    ask("POST", "reconcile")
-    guest.log("invalid-partition", "\n".join(isolated.conditions(agent)))
-    named = [each for each in isolated.conditions(agent) if "isolated invalid (" in each]
-    checks.check(
-        "partition: invalid, in the kernel's words", len(named) == 1, isolated.conditions(agent)
-    )
-    shown = attempt(PROGRAM, "check", "--cgroups")
-    checks.check("partition: check --cgroups names it", "invalid" in shown.stdout, shown)
-    agrees = ask("GET", "verify")["agrees"]
-    checks.equal("partition: an invalid one leaves its pod enforced", agrees, expected=True)
-    other.rmdir()
-    ask("POST", "reconcile")
-    _partitioned(checks, agent, "repaired", own)
+    _listed_beside(guest, agent, own)
     command("systemctl", "daemon-reload")
     agent.kill()
     ask("POST", "reconcile")
@@ -69,6 +54,31 @@ def run(guest: Guest) -> None:
     agent.remove(isolated.OTHER)
     _partitioned(checks, agent, "once that is removed, the partition", own)
     _partitions_end(checks, agent, own, before)
+
+
+def _listed_beside(guest: Guest, agent: Agent, own: frozenset[int]) -> None:
+    """Have a cgroup beside list a CPU of the partition, which the kernel keeps or makes invalid."""
+    checks, free = guest.checks, machine.cpus() - own
+    other = isolated.CGROUPS / "kubepods.slice/other"
+    other.mkdir()
+    (other / "cpuset.cpus").write_text(f"{min(free)},{min(own)}")
+    ask("POST", "reconcile")
+    if kernel.keeps_partitions():
+        left = isolated.effective("kubepods.slice/other")
+        checks.equal("partition: a cgroup that lists its CPU does not have it", left, {min(free)})
+    else:
+        guest.log("invalid-partition", "\n".join(isolated.conditions(agent)))
+        named = [each for each in isolated.conditions(agent) if "isolated invalid (" in each]
+        checks.check(
+            "partition: invalid, in the kernel's words", len(named) == 1, isolated.conditions(agent)
+        )
+        shown = attempt(PROGRAM, "check", "--cgroups")
+        checks.check("partition: check --cgroups names it", "invalid" in shown.stdout, shown)
+    agrees = ask("GET", "verify")["agrees"]
+    checks.equal("partition: its pod is enforced all the same", agrees, expected=True)
+    other.rmdir()
+    ask("POST", "reconcile")
+    _partitioned(checks, agent, "repaired", own)
 
 
 def _partitions_end(
