@@ -9,7 +9,13 @@ from msgspec.structs import replace
 
 from agent.config.model import ConfigError
 from agent.managers.admission import admit, remove, start_container
-from agent.managers.cpu.manager import shared_pool
+from agent.managers.cpu.manager import (
+    ALLOCATION_PER_NUMA,
+    EXCLUSIVE_CPU_COUNT,
+    SHARED_POOL_MILLICORES,
+    cpu_samples,
+    shared_pool,
+)
 from agent.managers.memory.state import free_memory, memory_charge
 from agent.managers.metrics import DECISION_COUNTERS
 from agent.managers.registry import MANAGERS
@@ -64,12 +70,11 @@ if TYPE_CHECKING:
 
     Step = Mapping[str, Any]
 
-#: The kubelet lets these drift; ours are read off the ledger when they are scraped.
-_GAUGES = (
-    "kubelet_cpu_manager_shared_pool_size_millicores",
-    "kubelet_cpu_manager_exclusive_cpu_allocation_count",
-    "kubelet_cpu_manager_allocation_per_numa",
-)
+_SHARED_POOL = SHARED_POOL_MILLICORES.name
+_EXCLUSIVE = EXCLUSIVE_CPU_COUNT.name
+_PER_NODE = ALLOCATION_PER_NUMA.name
+#: The gauges that are recorded.
+_GAUGES = (_SHARED_POOL, _EXCLUSIVE, _PER_NODE)
 
 
 _LABELS = {metric.name: metric.labels for metric in DECISION_COUNTERS}
@@ -85,6 +90,7 @@ class Replay:
     the reasons that have names; two of them, which leave the ledgers alike, only change what is
     compared with. `gave_back` is set once the kubelet rejected a pod that had got something: it
     gives that back in another order than it was taken, ours is as if the pod had never been.
+    `drift` is how much more the kubelet's gauges say than the CPUs that pods have.
     """
 
     case: Case
@@ -95,6 +101,7 @@ class Replay:
     parted: bool = False
     gave_back: bool = False
     rules_used: set[str] = field(default_factory=set)
+    drift: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, case: Case) -> Replay:
@@ -106,12 +113,14 @@ class Replay:
         """Take every step, comparing as long as the flags of the case allow."""
         expected = self.case["expected"]
         differences = self._start(expected["initial"])
+        differences += self._gauge_differences(expected["initial"])
         for number, (step, answer) in enumerate(
             zip(self.case["steps"], expected["steps"], strict=False)
         ):
             if differences:
                 break
             found = [*self._take(number, step, answer), *self._broken()]
+            found += self._gauge_differences(answer, step)
             differences = [f"step {number} {step['op']}: {text}" for text in found]
         if differences:
             return Outcome.wrong(*differences)
@@ -287,13 +296,46 @@ class Replay:
             return list(_state_differences(self, answer["state"]))
         return differences
 
+    def _gauge_differences(self, answer: Step, step: Step | None = None) -> list[str]:
+        """Compare the gauges; the kubelet's are off by what drifted at this step or before."""
+        if self.parted or "metrics" not in answer:
+            return []
+        ours = _gauges(self)
+        off = {
+            name: value - ours.get(name, 0)
+            for name, value in answer["metrics"].items()
+            if name.startswith(_GAUGES)
+        }
+        drifting = () if step is None else self._drifting(step)
+        self.drift |= {name: by for name, by in off.items() if name.startswith(drifting)}
+        found = {name: by for name, by in off.items() if by != self.drift.get(name, 0)}
+        return [f"gauges off by {found}, before by {self.drift}"] if found else []
+
+    def _drifting(self, step: Step) -> tuple[str, ...]:
+        """Return the gauges that the kubelet may let drift at a step.
+
+        It changes them by what it gives out and takes back, so counts CPUs twice that serve again
+        after an init container, and CPUs of averages that were not free. On a node it counts no
+        budgets, after a restart of all their CPUs only those of exclusive containers.
+        """
+        if step["op"] == "restart":
+            return (_EXCLUSIVE, _PER_NODE) if self._has_budgets() else ()
+        spec = step.get("pod", {}).get("spec", {})
+        if spec.get("initContainers") or (spec and self.case.get("irregular")):
+            return _GAUGES
+        return (_PER_NODE,) if spec and self._has_budgets() else ()
+
+    def _has_budgets(self) -> bool:
+        return any(each.cpus is not None for each in self.ledger.allocations.values())
+
     def _restart(self, step: Step, answer: Step) -> list[str]:
-        for key in ("config", "gates", "topology"):
-            if key in step:
-                self.case = {**self.case, key: step[key]}
+        changed = {key: step[key] for key in ("config", "gates", "topology") if key in step}
+        self.case = {**self.case, **changed}
+        self.drift = {}
         self.before = Before(frozenset(self.ledger.allocations), memory_charge(self.ledger))
         try:
-            self.rules = _rules(self.case)
+            if changed:  # else theirs go on, which may reserve other CPUs than ours
+                self.rules = _rules(self.case)
         except ConfigError as error:
             self.parted = True
             return [] if "start_error" in answer else [str(error)]
@@ -418,14 +460,22 @@ def _node_memory(replay: Replay, node: int) -> dict[str, object]:
     }
 
 
-def _counters(decision: Decision) -> dict[str, int]:
+def _gauges(replay: Replay) -> dict[str, float]:
     return {
-        _sample(name, labels): value for (name, labels), value in decision.counters.items() if value
+        _sample(each.metric.name, each.metric.labels, each.labels): each.value
+        for each in cpu_samples(replay.rules, replay.ledger)
     }
 
 
-def _sample(name: str, labels: tuple[str, ...]) -> str:
-    names = _LABELS[name]
+def _counters(decision: Decision) -> dict[str, int]:
+    return {
+        _sample(name, _LABELS[name], labels): value
+        for (name, labels), value in decision.counters.items()
+        if value
+    }
+
+
+def _sample(name: str, names: tuple[str, ...], labels: tuple[str, ...]) -> str:
     if not names:
         return name
     pairs = sorted(zip(names, labels, strict=True))

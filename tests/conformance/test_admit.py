@@ -64,6 +64,18 @@ CHANGES: dict[str, Callable[[Case], object]] = {
     "counters": lambda case: first_with_cpus(case)["metrics"].update(
         kubelet_cpu_manager_pinning_requests_total=9
     ),
+    "shared_pool_size": lambda case: first_with_cpus(case)["metrics"].update(
+        kubelet_cpu_manager_shared_pool_size_millicores=9
+    ),
+    "exclusive_cpu_allocation_count": lambda case: first_with_cpus(case)["metrics"].update(
+        kubelet_cpu_manager_exclusive_cpu_allocation_count=9
+    ),
+    "allocation_per_numa": lambda case: first_with_cpus(case)["metrics"].update(
+        {"kubelet_cpu_manager_allocation_per_numa{numa_node=0}": 9}
+    ),
+    "gauges": lambda case: case["expected"]["initial"]["metrics"].update(
+        kubelet_cpu_manager_shared_pool_size_millicores=9
+    ),
     "reserved": lambda case: case["expected"]["initial"].update(reserved="63"),
     "allocatable": lambda case: case["expected"]["initial"].update(allocatable="63"),
 }

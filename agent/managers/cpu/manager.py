@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 SHARED_POOL_MILLICORES: Final = gauge(
     "kubelet_cpu_manager_shared_pool_size_millicores",
-    "Size of the node's shared CPU pool, in millicores.",
+    "Size of the node's shared CPU pool without reserved CPUs, in millicores; 0 under none.",
 )
 EXCLUSIVE_CPU_COUNT: Final = gauge(
     "kubelet_cpu_manager_exclusive_cpu_allocation_count",
@@ -353,7 +353,9 @@ def nodes_of_cpus(rules: HostPolicy, cpus: Mask) -> Mask:
 def cpu_samples(rules: HostPolicy, ledger: Ledger) -> Iterator[Sample]:
     """Yield the samples of the gauges of CPUs."""
     exclusive, shared = exclusive_cpus(ledger), shared_pool(rules, ledger)
-    yield Sample(SHARED_POOL_MILLICORES, (), len(shared) * 1000)
+    # As the kubelet's static policy counts its pool; under none the kubelet sets no value.
+    unreserved = shared - rules.policy.cpu.reserved if rules.static_cpus else EMPTY
+    yield Sample(SHARED_POOL_MILLICORES, (), len(unreserved) * 1000)
     yield Sample(EXCLUSIVE_CPU_COUNT, (), len(exclusive))
     yield Sample(CPUS, ("exclusive",), len(exclusive))
     yield Sample(CPUS, ("shared",), len(shared))

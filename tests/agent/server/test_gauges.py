@@ -96,7 +96,7 @@ def test_what_is_allocated_is_what_the_ledger_says() -> None:
     now = values(reading(admitted()))
     expected: dict[tuple[str, tuple[str, ...]], float] = {
         ("kubelet_cpu_manager_exclusive_cpu_allocation_count", ()): 2,
-        ("kubelet_cpu_manager_shared_pool_size_millicores", ()): 14_000,
+        ("kubelet_cpu_manager_shared_pool_size_millicores", ()): 12_000,
         ("kubelet_cpu_manager_allocation_per_numa", ("0",)): 2,
         ("kubelet_cpu_manager_allocation_per_numa", ("1",)): 0,
         ("numawarden_pods", ()): 1,
