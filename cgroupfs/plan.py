@@ -1,30 +1,31 @@
-"""An ordered list of writes from what the kernel shows and what is desired.
+"""The writes that turn what the kernel shows into what is desired, in a safe order.
 
-The kernel accepts a CPU list outside the parent's and then silently uses the parent's instead, and
-it has no transactions. So the order of the writes keeps every intermediate state correct:
+In go the state of cgroups and a `Setting` for each; out comes a `Plan`. The kernel has no
+transactions, and it accepts a CPU list outside the parent's, only to use the parent's instead. So
+the order keeps every intermediate state correct. A plan has four stages:
 
 1. shrink: cgroups that lose CPUs or memory nodes to others are narrowed, children before parents;
 2. confine: cgroups with exclusive CPUs are narrowed to their own set, children before parents;
-3. give: cgroups that gain are widened, parents before children, higher quotas too;
-4. settle: parents that had to be wider meanwhile are narrowed, lower quotas are written,
-   children before parents; cgroups that inherit lose sets of their own. The order of these does
-   not matter: whatever its set, such a cgroup has a part of its parent's CPUs, or all of them.
+3. give: cgroups that gain are widened, parents before children; other values are written, higher
+   quotas among them;
+4. settle: parents that had to be wider meanwhile are narrowed and lower quotas are written,
+   children before parents; cgroups that inherit lose sets of their own, in any order: whatever its
+   set, such a cgroup has a part of its parent's CPUs, or all of them.
 
-A partition whose CPUs change is none while sets are written, and loses what it has to before that:
-its effective set is what it has exclusively, whatever its set. Cgroups become partitions last of
-all, when no sibling has their CPUs: up to Linux 6.19 one that lists them makes a partition invalid.
+Partitions are around this. A partition has what it has exclusively, whatever its set. So one whose
+CPUs change stops being a partition, and loses the CPUs, before any set is written; cgroups become
+partitions last of all, when no sibling has their CPUs: up to Linux 6.19 a sibling that lists them
+makes a partition invalid.
 
-All other values are written in the third stage. A limit below the current use is withheld, since
-the kernel would kill processes for it.
+A limit below the current use is withheld, since the kernel would kill processes for it.
 
-Within one cpuset file two rules are true after every single write if they were true before the
-first:
+Within one cpuset file two rules hold after every single write, if they held before the first:
 
 - a cgroup with a set of its own stays inside its parent's, so the kernel never falls back;
 - no cgroup gains a CPU that another cgroup still uses and is about to lose.
 
-One case has no such order: sets that are exchanged in a circle, each disjoint from its former set,
-overlap for one write, because the kernel has neither transactions nor an empty set.
+One case has no such order: cgroups that exchange their sets in a circle, each new set disjoint from
+the former one. They overlap for one write, since a set cannot be empty.
 """
 
 from __future__ import annotations
@@ -65,40 +66,42 @@ class WriteStage(IntEnum):
 
 
 class OrderedCgroup(Struct, eq=False):
-    """The set of one cgroup while it changes.
-
-    `old` is effective now, `written` is what its file shows (empty: unset), `new` is desired.
-    `late` nodes are narrowed after the others. `above` is the nearest planned ancestor.
-    """
+    """The set of one cgroup while it changes."""
 
     path: str
-    old: Mask
+    #: What is effective now.
+    effective: Mask
+    #: What its file shows (empty: unset).
     written: Mask
+    #: What is desired.
     new: Mask
+    #: Whether it is narrowed in the second stage, not in the first.
     late: bool = False
+    #: The nearest planned ancestor.
     above: OrderedCgroup | None = None
-    #: Needs a set of its own before its parent gains, or it would gain the same CPUs.
-    pinned: bool = False
-    #: The set after all cgroups were narrowed, and the widest set that it needs meanwhile.
-    keep: Mask = EMPTY
-    wide: Mask = EMPTY
     #: Whether a planned cgroup lies below.
-    inner: bool = False
+    is_inner: bool = False
+    #: Whether it needs a set of its own before its parent gains, or it would gain the same CPUs.
+    is_pinned: bool = False
+    #: Its set once all cgroups were narrowed.
+    narrowest: Mask = EMPTY
+    #: Its set while cgroups below still have parts of their former sets.
+    widest: Mask = EMPTY
 
     @property
-    def follows(self) -> bool:
+    def uses_parents(self) -> bool:
         """Whether it uses its parent's set: unset, or disjoint from what the parent has."""
-        return self.written.isdisjoint(self.old)
+        return self.written.isdisjoint(self.effective)
 
     @property
-    def holds(self) -> Mask:
+    def claimed(self) -> Mask:
         """What it uses now, or would use at once if the CPU came online or the parent grew."""
-        return self.old if self.follows else self.old | self.written
+        return self.effective if self.uses_parents else self.effective | self.written
 
     @property
     def narrows(self) -> bool:
         """Whether it is written before any cgroup gains."""
-        return self.pinned or self.keep != self.holds
+        return self.is_pinned or self.narrowest != self.claimed
 
 
 #: One step: the stage, the cgroup's path, the set to write.
@@ -106,20 +109,20 @@ Step = tuple[WriteStage, str, Mask]
 
 
 def order(nodes: Sequence[OrderedCgroup]) -> Iterator[Step]:
-    """Yield the steps that bring every node from `old` to `new`.
+    """Yield the steps that bring every node to its `new` set.
 
-    `nodes` are sorted parents before children, each `new` is inside that of `above`. The nodes
-    are modified.
+    `nodes` are sorted parents before children, and each `new` set is inside that of `above`. The
+    nodes are modified.
     """
-    _decide_pins(nodes)
-    _decide_keeps(nodes)
+    _find_pinned(nodes)
+    _find_narrowest(nodes)
     for stage, late in ((WriteStage.SHRINK, False), (WriteStage.CONFINE, True)):
         for node in reversed(nodes):
             if node.late is late and node.narrows:
-                yield _step(stage, node, node.keep)
-    _decide_widths(nodes)
+                yield _step(stage, node, node.narrowest)
+    _find_widest(nodes)
     for node in _giving_order(nodes):
-        yield _step(WriteStage.GIVE, node, node.wide)
+        yield _step(WriteStage.GIVE, node, node.widest)
     for node in reversed(nodes):
         if node.written != node.new:
             yield _step(WriteStage.SETTLE, node, node.new)
@@ -127,63 +130,63 @@ def order(nodes: Sequence[OrderedCgroup]) -> Iterator[Step]:
 
 def _step(stage: WriteStage, node: OrderedCgroup, mask: Mask) -> Step:
     node.written = mask
-    node.old = mask
+    node.effective = mask
     return stage, node.path, mask
 
 
-def _decide_pins(nodes: Sequence[OrderedCgroup]) -> None:
+def _find_pinned(nodes: Sequence[OrderedCgroup]) -> None:
     for node in nodes:
         if node.above is not None:
-            node.above.inner = True
-            gains_with_parent = node.follows and not node.above.new <= node.above.old
-            node.pinned = gains_with_parent and node.written != node.new
+            node.above.is_inner = True
+            gains_with_parent = node.uses_parents and not node.above.new <= node.above.effective
+            node.is_pinned = gains_with_parent and node.written != node.new
 
 
-def _decide_keeps(nodes: Sequence[OrderedCgroup]) -> None:
-    """Set `keep`: what a node has of its new set, and what its children keep of theirs.
+def _find_narrowest(nodes: Sequence[OrderedCgroup]) -> None:
+    """Set `narrowest`: what a node has of its new set, and what its children keep of theirs.
 
     A node whose new set is disjoint from the old one keeps the old set until the new one is free.
     """
     needed: dict[str, Mask] = {}
     for node in reversed(nodes):
-        stays = EMPTY if node.old.isdisjoint(node.new) else node.new
-        node.keep = ((stays | needed.get(node.path, EMPTY)) & node.holds) or node.old
-        if node.above is not None and (node.narrows or not node.follows):
-            needed[node.above.path] = needed.get(node.above.path, EMPTY) | node.keep
+        stays = EMPTY if node.effective.isdisjoint(node.new) else node.new
+        node.narrowest = ((stays | needed.get(node.path, EMPTY)) & node.claimed) or node.effective
+        if node.above is not None and (node.narrows or not node.uses_parents):
+            needed[node.above.path] = needed.get(node.above.path, EMPTY) | node.narrowest
 
 
-def _decide_widths(nodes: Sequence[OrderedCgroup]) -> None:
-    """Set `wide`: the new set, and what the children use until they have their new sets."""
+def _find_widest(nodes: Sequence[OrderedCgroup]) -> None:
+    """Set `widest`: the new set, and what the children use until they have their new sets."""
     for node in nodes:
-        node.wide = node.new
+        node.widest = node.new
     for node in reversed(nodes):
-        if node.above is not None and not node.follows:
-            node.above.wide |= node.keep
+        if node.above is not None and not node.uses_parents:
+            node.above.widest |= node.narrowest
 
 
 def _giving_order(nodes: Sequence[OrderedCgroup]) -> Iterator[OrderedCgroup]:
     """Yield the nodes to write: parents first, nodes that lose before nodes that gain."""
-    waiting = {node.path: node for node in nodes if node.written != node.wide}
+    waiting = {node.path: node for node in nodes if node.written != node.widest}
     while waiting:
         losing = Mask(0)
         for node in waiting.values():
-            losing |= node.old - node.wide
+            losing |= node.effective - node.widest
         ready = [
             node
             for node in waiting.values()
-            if not _above_waits(node, waiting) and losing.isdisjoint(node.wide - node.old)
+            if not _above_waits(node, waiting) and losing.isdisjoint(node.widest - node.effective)
         ]
         for node in ready or [_least_harm(waiting)]:
             yield waiting.pop(node.path)
 
 
 def _least_harm(waiting: Mapping[str, OrderedCgroup]) -> OrderedCgroup:
-    """Choose the first node where each waits for another.
+    """Return the node to write first where each waits for another: a circle.
 
     Widening an inner cgroup gives no CPU to the cgroups below, which have sets of their own by now.
     """
     free = [node for node in waiting.values() if not _above_waits(node, waiting)]
-    return next((node for node in free if node.inner), free[0])
+    return next((node for node in free if node.is_inner), free[0])
 
 
 def _above_waits(node: OrderedCgroup, waiting: Mapping[str, OrderedCgroup]) -> bool:
@@ -200,32 +203,34 @@ _EMPTY_SET: Final = "{} of {} must not be empty: the kernel would use the parent
 
 
 class Setting(Struct, frozen=True):
-    """What one cgroup should have; None leaves a file as it is.
+    """What one cgroup should have.
 
-    `exclusive` says that no other cgroup should use its CPUs, so it is confined only after all
-    others have shrunk. `move_memory` allows rewriting `cpuset.mems` although processes live in
-    the cgroup: the kernel then migrates their pages before the write returns. `values` are the
-    texts of single-value files, `defaults` those of limits that are written only where the file
-    shows none.
+    A cgroup either has a set of its own or inherits its parent's. The file of one that inherits is
+    unset or has all CPUs of the host: a set that another process wrote is replaced by these, since
+    before Linux 7.0 the kernel clears no set while processes live in the cgroup (ENOSPC,
+    `validate_change` in kernel/cgroup/cpuset.c).
 
-    A cgroup with `whole_cpus` inherits: it has no CPUs of its own, but its parent's. Its file is
-    unset or has at least `whole_cpus`, all CPUs of the host; a set that another process wrote is
-    replaced by these, since before Linux 7.0 the kernel clears no set while processes live in the
-    cgroup (ENOSPC, `validate_change` in kernel/cgroup/cpuset.c). `cpus` is then what the parent
-    gives it, None where that may be anything. The same goes for `whole_mems` and `mems`. Of its
-    CPUs those in `given` are not in effect where partitions inside have them.
     Raises `ValueError` for an empty set, which the kernel treats as "same as the parent".
     """
 
     cgroup: str
+    #: The set of its own, or what the parent gives to one that inherits; None leaves the file as it
+    #: is, or says that the parent may give anything.
     cpus: Mask | None = None
     mems: Mask | None = None
+    #: Whether no other cgroup should use its CPUs: it is confined after all others have shrunk.
     exclusive: bool = False
+    #: Whether `cpuset.mems` may be rewritten although processes live in the cgroup: the kernel then
+    #: migrates their pages before the write returns.
     move_memory: bool = False
+    #: The texts of files of one value.
     values: Mapping[str, str] = _NOTHING
+    #: The texts of limits that are written only where the file shows no limit.
     defaults: Mapping[str, str] = _NOTHING
+    #: All CPUs of the host where the cgroup inherits, else empty.
     whole_cpus: Mask = EMPTY
     whole_mems: Mask = EMPTY
+    #: The CPUs that partitions inside may have taken: they need not be in effect here.
     given: Mask = EMPTY
 
     def __post_init__(self) -> None:
@@ -267,7 +272,8 @@ def sets_of(
 ) -> tuple[Mask | None, Mask, Mask | None, Mask | None]:
     """Return what is desired of `cpuset.cpus` or `cpuset.mems`, and what the cgroup shows.
 
-    The set, all of the host's where the cgroup inherits (else empty); the file's, the effective.
+    Four sets: the desired one, all of the host's where the cgroup inherits (else empty), that of
+    the file, and the effective one.
     """
     if file == CPUS:
         return setting.cpus, setting.whole_cpus, state.cpus, state.cpus_effective
@@ -302,14 +308,12 @@ class Unfit(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """Writes in their order, and what is not written as desired.
-
-    `withheld` are memory migrations that were not asked for, and limits below the current use. Of
-    the sets in `unfit` that part is written which the ancestor has.
-    """
+    """Writes in their order, and what is not written as desired."""
 
     writes: tuple[Write, ...] = ()
+    #: Memory migrations that were not asked for, and limits below the current use: not written.
     withheld: tuple[Write, ...] = ()
+    #: Of these sets only the part that the ancestor has is written.
     unfit: tuple[Unfit, ...] = ()
 
 
@@ -317,8 +321,8 @@ def make_plan(current: Mapping[str, CgroupState], desired: Iterable[Setting]) ->
     """Order the writes that turn `current` into `desired`; only what differs is written.
 
     `current` maps cgroup paths to what was read; a desired cgroup that is not in it (gone) or
-    lacks the controller's file gets no write. There is a plan for whatever is desired: of a cgroup
-    that is desired twice the first setting counts, a set outside of an ancestor's is unfit.
+    lacks the controller's file gets no write. Every input has a plan: of two settings of a cgroup
+    the first counts, and a set outside of an ancestor's is unfit.
     """
     settings = _by_path(desired)
     unfit: list[Unfit] = []
@@ -409,16 +413,16 @@ def _node(
 ) -> OrderedCgroup | None:
     if state is None:
         return None
-    new, whole, written, old = sets_of(setting, state, file)
+    new, whole, written, effective = sets_of(setting, state, file)
     if whole:
-        # Below a cgroup that carries the set nothing depends on the order (`_neutralized`). Above
-        # all that carry one, the wide set comes before those below it.
+        # Below a cgroup with a set of its own the order does not matter (`_neutralized`). One above
+        # all of these gets the wide set before those below it get theirs.
         if new is not None or not written or whole <= written:
             return None
         new = whole
-    if new is None or written is None or old is None:
+    if new is None or written is None or effective is None:
         return None
-    return OrderedCgroup(setting.cgroup, old=old, written=written, new=new, late=late)
+    return OrderedCgroup(setting.cgroup, effective, written, new, late)
 
 
 def _neutralized(
@@ -468,7 +472,7 @@ def _partition_writes(
     """Return what takes exclusive CPUs from cgroups, and what makes partitions of them.
 
     An ancestor has the exclusive CPUs of all partitions below, so it loses them after these and
-    gains them before. Those inside one that ends are made again, too: they depend on that.
+    gains them before. A partition inside one that ends depends on it, and is made again as well.
     """
     shrink: list[Write] = []
     give: list[Write] = []
