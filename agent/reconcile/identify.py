@@ -1,30 +1,29 @@
 """Which cgroup is which container.
 
-Containers are started by container runtimes, so their cgroups are found, not created. A cgroup
-directly in a pod's cgroup is identified as, in this order:
+Containers are started by container runtimes, so their cgroups are found, not created. In go the
+cgroups that exist, the pods of the ledger, bindings and the files of a runtime; out comes each
+pod's cgroup with those of its containers, and the cgroups of pods that the ledger does not have.
+A cgroup directly in a pod's is identified by the first of these rules that says something:
 
-1. the container that was bound to it (`numawarden bind`);
-2. what a `ContainerIdentifier` (the files of a container runtime) says: that container, or the
-   pod's sandbox, or, where the pod has no container of that name, none (7);
-3. the container whose name is the unit's or directory's name without suffix, or its end after one
-   of `-`, `_`, `.`, `@` (`db.scope`, `shop-db.service`, `run@db.service`); the longest such name
-   wins, and runtimes' ids (`cri-containerd-<id>.scope`) are not names;
-4. the only container of the pod;
-5. any container, when all containers of the pod have the same settings;
-6. the only container with exactly the CPUs that the cgroup, as the only one in its pod, shows
-   already: the cgroup was identified and pinned before the agent was restarted;
-7. none: the cgroup gets the pod's safe default (`desired.container.default_settings`) and is
-   reported.
+1. It was bound to a container (`numawarden bind`).
+2. Its directory is called exactly as a container of the pod.
+3. The files of a container runtime name it (`ContainerIdentifier`): a container, the pod's sandbox,
+   or an ephemeral container, which the pod's specification does not have.
+4. The unit or directory without suffix is called as a container, or ends with the name after one of
+   `-`, `_`, `.`, `@` (`db.scope`, `shop-db.service`, `run@db.service`). The longest such name wins;
+   runtimes' ids (`cri-containerd-<id>.scope`) are no names.
+5. The pod has only one container.
+6. All containers of the pod have the same settings: it may be any of them.
+7. It shows exactly the CPUs of one container, and no other cgroup or container of the pod has
+   these: it was identified before the agent was restarted.
 
-A sandbox (pause) keeps a pod's namespaces open and does no work. It has no part in the allocation:
-it gets the safe default, never a container's own CPUs, and is not reported.
-
-`seen_pods` returns what runs in the pods' cgroups as the kernel shows it, in the ledger or not.
+Any other cgroup is unknown: it gets the pod's safe default (`desired.container.default_settings`)
+and is reported. So do a sandbox and an ephemeral container, which are not reported: they have no
+part in the allocation, so they never get a container's own CPUs.
 """
 
 from __future__ import annotations
 
-import errno
 from collections import Counter
 from enum import StrEnum
 from operator import attrgetter
@@ -34,10 +33,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.managers.recovery import ObservedContainer, ObservedPod
 from agent.pods.model import QosClass
 from agent.reconcile.quota import all_alike
-from agent.runtimes import RuntimeName
 from cgroupfs.errors import CgroupNameError
 from cgroupfs.names import (
     RUNTIME_SUBGROUPS,
@@ -48,9 +45,8 @@ from cgroupfs.names import (
     parse_container,
 )
 from cgroupfs.settings import CPU_MAX, CPUS
-from cgroupfs.state import EVENTS, CgroupState, effective_sets, read_state
-from cgroupfs.tree import join, parent
-from sysfs.mask import EMPTY, Mask
+from cgroupfs.state import EVENTS
+from cgroupfs.tree import join
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -58,7 +54,7 @@ if TYPE_CHECKING:
     from agent.managers.allocation import Binding, Bindings, PodAllocation
     from agent.managers.ledger import Ledger
     from agent.reconcile.target import AffectedPods
-    from agent.runtimes import ContainerIdentifier
+    from agent.runtimes import ContainerIdentifier, RuntimeName
     from cgroupfs.names import Layout
     from cgroupfs.tree import CgroupTree
 
@@ -85,67 +81,59 @@ class IdentifiedBy(StrEnum):
 
 
 class Subgroup(Struct, frozen=True):
-    """A cgroup with sets of its own that a runtime made inside a container's for the process.
-
-    `quota` says whether it has a `cpu.max` of its own too.
-    """
+    """A cgroup with sets of its own that a runtime made inside a container's for the process."""
 
     cgroup: str
+    #: Whether it has a `cpu.max` of its own, too.
     quota: bool
 
 
 class Located(Struct, frozen=True):
-    """A container's cgroup; `container` is None for ALIKE, SANDBOX, EPHEMERAL and UNKNOWN.
-
-    `subgroups` are cgroups that the runtime made inside it (crun's `container`).
-    """
+    """A container's cgroup."""
 
     cgroup: str
+    #: The container's name; None for ALIKE, SANDBOX, EPHEMERAL and UNKNOWN.
     container: str | None
     identity: IdentifiedBy
+    #: What the runtime made inside it (crun's `container`).
     subgroups: tuple[Subgroup, ...] = ()
 
 
 class LocatedPod(Struct, frozen=True):
-    """A pod's cgroup, whether it exists, and the container cgroups of the pod.
-
-    `boundary`: only the pod's own cgroup is observed, its containers are not known.
-    """
+    """A pod's cgroup, and those of its containers."""
 
     cgroup: str
     exists: bool
     containers: tuple[Located, ...] = ()
+    #: Whether only the pod's own cgroup was looked at, so that its containers are not known.
     boundary: bool = False
 
 
 class OrphanedCgroup(Struct, frozen=True):
-    """A pod cgroup without a pod in the ledger, with the container cgroups in it.
-
-    `bound`: the cgroup lies outside the pods' and is no longer bound to a container.
-    """
+    """A pod cgroup without a pod in the ledger, with the container cgroups in it."""
 
     cgroup: str
     containers: tuple[str, ...]
+    #: Whether it is none of a pod, but lies outside the pods' and was bound to a container before.
     bound: bool = False
 
 
 class IdentifiedCgroups(Struct, frozen=True):
-    """The cgroups of the ledger's pods by uid, and the orphaned cgroups.
+    """The cgroups of the ledger's pods, and the orphaned cgroups."""
 
-    `unnamed` maps the uids of pods that cannot have a cgroup (the uid is not usable as a name) to
-    the reason. `classes` are the cgroups of the levels that have one, `all_pods` is the cgroup of
-    all pods.
-    """
-
+    #: By uid.
     pods: Mapping[str, LocatedPod]
     orphaned: tuple[OrphanedCgroup, ...] = ()
+    #: Why a pod cannot have a cgroup, by uid: the uid is not usable as a name.
     unnamed: Mapping[str, str] = MappingProxyType({})
+    #: The cgroups of the QoS classes that have one.
     classes: Mapping[Tier, str] = MappingProxyType({})
+    #: The cgroup of all pods.
     all_pods: str = ""
 
 
-#: The pods (uids) whose containers can be identified without reading more than which cgroups there
-#: are: the allocation, these cgroups as listed, and the result. It holds while both are the same.
+#: What was identified by the names of cgroups alone, by the uid of the pod: its allocation, the
+#: cgroups as they were listed, and the result, which holds while the first two are the same.
 KnownContainers: TypeAlias = "dict[str, tuple[PodAllocation, Mapping[str, bool], LocatedPod]]"
 
 
@@ -245,7 +233,7 @@ def _subgroup(tree: CgroupTree, path: str) -> Subgroup | None:
 def identify(
     pod: PodAllocation, cgroups: Iterable[str], finder: ContainerIdentifier | None = None
 ) -> tuple[tuple[str | None, IdentifiedBy], ...]:
-    """Return which container each unbound cgroup is, and how that is known (rules 2 to 5).
+    """Return which container each unbound cgroup is, and how that is known (rules 2 to 6).
 
     The containers of a pod that was recovered from its cgroups are named after the directories.
     """
@@ -260,7 +248,7 @@ def identify(
 def _recognized(
     pod: PodAllocation, cgroup: str, finder: ContainerIdentifier | None
 ) -> tuple[str | None, IdentifiedBy] | None:
-    """Return which container a cgroup is by rules 2 to 4, None where these do not say."""
+    """Return which container a cgroup is by rules 2 to 5, None where these do not say."""
     directory = cgroup.rpartition("/")[2]
     if pod.container(directory) is not None:
         return directory, IdentifiedBy.NAME
@@ -285,7 +273,7 @@ def _as_said(pod: PodAllocation, said: RuntimeName) -> tuple[str | None, Identif
 
 
 def name_match(directory: str, names: Iterable[str]) -> str | None:
-    """Return the longest of the names that matches a cgroup's directory (rule 3)."""
+    """Return the longest of the names that matches a cgroup's directory (rule 4)."""
     parsed = parse_container(directory)
     if parsed is None or parsed.runtime not in _NAMED_BY_USERS:
         return None
@@ -408,7 +396,7 @@ def _is_final(member: Located, finder: ContainerIdentifier | None) -> bool:
 
 
 def _by_cpus(tree: CgroupTree, pod: PodAllocation, located: list[Located]) -> list[Located]:
-    """Identify the cgroups that only their CPUs distinguish (rule 6)."""
+    """Identify the cgroups that only their CPUs distinguish (rule 7)."""
     unknown = [member.cgroup for member in located if member.identity is IdentifiedBy.UNKNOWN]
     if not unknown:
         return located
@@ -502,134 +490,3 @@ def _orphaned(
         for path in (join(above, name) for name in names):
             if path not in known and layout.parse_pod(path) is not None:
                 yield OrphanedCgroup(path, containers(tree, path))
-
-
-_QOS: Final = {tier: QosClass(str(tier)) for tier in Tier if tier is not Tier.SHARED} | {
-    Tier.SHARED: QosClass.GUARANTEED
-}
-#: The limit of a cgroup (cgroup-v2.rst, "Memory Interface Files").
-MEMORY_MAX: Final = "memory.max"
-
-
-def pod_uids(tree: CgroupTree, layout: Layout, doubted: Collection[str] = ()) -> frozenset[str]:
-    """Return the uids of all pods that have a cgroup, of those `doubted` one with processes.
-
-    Pods of the kubelet's system partition are among them. Raises `OSError` as the tree does.
-    """
-    above = [layout.tier(tier) for tier in Tier]
-    if tree.exists(layout.tier(Tier.GUARANTEED, system=True)):
-        above += [layout.tier(tier, system=True) for tier in Tier]
-    paths = (path for each in above for path in _pod_paths(tree, each))
-    named = ((path, layout.parse_pod(path)) for path in paths)
-    return frozenset(
-        name.uid
-        for path, name in named
-        if name is not None and (name.uid not in doubted or _is_populated(tree, path))
-    )
-
-
-def _is_populated(tree: CgroupTree, path: str) -> bool:
-    (events,) = tree.read_many(path, (EVENTS,))
-    return events is not None and "populated 1" in events
-
-
-def seen_pods(
-    tree: CgroupTree, layout: Layout, finder: ContainerIdentifier | None = None
-) -> tuple[ObservedPod, ...]:
-    """Return every pod cgroup in which processes live. Raises `OSError` as the tree does.
-
-    Those of the kubelet's system partition are left out: their CPUs are not the agent's.
-    Containers that `finder` identifies have their own names, others those of their directories.
-    A cgroup that inherits the shared pool from its QoS class is shown with the pool.
-    """
-    whole, _ = effective_sets(tree, parent(layout.pods()))
-    found = (each for tier in Tier for each in _of_tier(tree, layout, tier, whole))
-    return tuple(pod if finder is None else _as_named(finder, path, pod) for path, pod in found)
-
-
-class _Unnamed(Struct, frozen=True):
-    """A pod with only the uid known (an `agent.pods.model.Named`)."""
-
-    uid: str
-    name: str = ""
-    namespace: str = ""
-
-
-def _as_named(finder: ContainerIdentifier, path: str, pod: ObservedPod) -> ObservedPod:
-    """Use the names that the runtime knows, and leave out the sandbox, which has no allocation."""
-    named = [finder.container_of(_Unnamed(pod.uid), join(path, c.name)) for c in pod.containers]
-    times = Counter(each.container for each in named if each is not None)
-    containers = (
-        replace(seen, name=known.container)
-        if known is not None and known.container and times[known.container] == 1
-        else seen
-        for seen, known in zip(pod.containers, named, strict=True)
-        if known != RuntimeName(None)
-    )
-    return replace(pod, containers=tuple(containers))
-
-
-def _of_tier(
-    tree: CgroupTree, layout: Layout, tier: Tier, whole: Mask
-) -> Iterator[tuple[str, ObservedPod]]:
-    pool = EMPTY
-    if tier is not Tier.GUARANTEED:
-        of_class = _state(tree, layout.tier(tier))
-        pool = EMPTY if of_class is None else _own_cpus(of_class, whole)
-    for path in _pod_paths(tree, layout.tier(tier)):
-        named, own = layout.parse_pod(path), _state(tree, path)
-        if named is not None and own is not None and own.populated:
-            inside = ((each, _state(tree, each)) for each in containers(tree, path))
-            running = tuple(
-                _seen(tree, each, state, _own_cpus(state, whole) or pool)
-                for each, state in inside
-                if state is not None and state.populated
-            )
-            seen = _seen(tree, path, own, _own_cpus(own, whole) or pool)
-            yield path, ObservedPod(named.uid, _QOS[tier], seen, running)
-
-
-def _pod_paths(tree: CgroupTree, above: str) -> tuple[str, ...]:
-    """Return the children of the cgroup of a tier, in which the pods are."""
-    try:
-        return tuple(join(above, name) for name in tree.children(above))
-    except FileNotFoundError:
-        return ()
-
-
-def _state(tree: CgroupTree, path: str) -> CgroupState | None:
-    """Return what a cgroup shows, None when it is gone or being removed (ENODEV)."""
-    try:
-        return read_state(tree, path)
-    except OSError as error:
-        if error.errno != errno.ENODEV:
-            raise
-        return None
-
-
-def _own_cpus(state: CgroupState, whole: Mask) -> Mask:
-    """Return the CPUs of a cgroup's own; with all CPUs as with none it has what its parent has."""
-    cpus = state.cpus or EMPTY
-    return EMPTY if whole and whole <= cpus else cpus
-
-
-def _seen(tree: CgroupTree, path: str, state: CgroupState, cpus: Mask) -> ObservedContainer:
-    return ObservedContainer(
-        path.rpartition("/")[2],
-        cpus,
-        state.mems or EMPTY,
-        cpus == (state.cpus_effective or cpus),
-        _memory_limit(tree, path),
-    )
-
-
-def _memory_limit(tree: CgroupTree, path: str) -> int:
-    """Return `memory.max` in bytes, 0 for "max" and where the controller is not enabled."""
-    try:
-        (text,) = tree.read_many(path, (MEMORY_MAX,))
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENODEV):
-            raise
-        return 0
-    limit = (text or "").strip()
-    return int(limit) if limit.isdecimal() else 0

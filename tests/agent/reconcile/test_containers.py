@@ -14,9 +14,8 @@ from agent.reconcile.identify import (
     identify,
     identify_cgroups,
     name_match,
-    pod_uids,
-    seen_pods,
 )
+from agent.reconcile.running_pods import pod_uids, seen_pods
 from agent.runtimes import RuntimeName
 from cgroupfs.names import Driver
 from tests.agent.reconcile.pods import (

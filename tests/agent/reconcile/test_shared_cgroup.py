@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.config.model import CgroupDriver
-from agent.reconcile.identify import seen_pods
+from agent.reconcile.running_pods import seen_pods
 from cgroupfs.names import Driver, Layout, Tier
 from tests.agent.reconcile.pods import (
     ONLINE,
