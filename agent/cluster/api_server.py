@@ -27,8 +27,7 @@ from msgspec import Struct
 
 from agent import __version__
 from agent.text import printable
-from agent.tools.doctor.facts import ReportedVersion
-from agent.tools.doctor.runtime import version_of
+from agent.versions import ReportedVersion, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from agent.config.model import Config
     from agent.server.configured import ConfiguredHost
     from agent.server.controller import Controller
-    from agent.tools.doctor.facts import HostCheck, ReportedVersion
+    from agent.tools.doctor.facts import HostCheck
+    from agent.versions import ReportedVersion
 
 
 log = structlog.get_logger(__name__)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agent.server.controller import Controller
     from agent.server.queue import Worker
     from agent.server.wiring import SourceInputs, Surroundings
-    from agent.tools.doctor.facts import ReportedVersion
+    from agent.versions import ReportedVersion
 
 ROOT: Final = Path("/")
 #: How often a kubelet is looked for that was started after the agent, in seconds.

@@ -12,7 +12,7 @@ from agent.config.isolation import PartitionMode
 from agent.config.model import CgroupDriver
 from agent.managers.policy import IsolationMode
 from agent.runtimes import KUBELET, running_kubelet
-from agent.tools.doctor.facts import HostCheck, ReportedVersion, Verdict
+from agent.tools.doctor.facts import HostCheck, Verdict
 from agent.tools.doctor.kernel import huge_page_check, work_check
 from agent.tools.doctor.kubelet import (
     exclusive_checks,
@@ -24,6 +24,7 @@ from agent.tools.doctor.kubelet import (
 )
 from agent.tools.doctor.runtime import allowed_annotations, runtime_checks
 from agent.tools.doctor.version import rules_check
+from agent.versions import ReportedVersion
 from agent.yaml import shown
 from sysfs.mask import EMPTY, Mask
 

@@ -14,6 +14,8 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.versions import ReportedVersion
+
 
 class HostFile(Struct, frozen=True):
     """A file; `text` None: there is none, or it cannot be read, and then `problem` says why."""
@@ -90,15 +92,6 @@ class CgroupFacts(Struct, frozen=True):
     root: CgroupControllers
     systemd: tuple[CgroupControllers, ...] = ()
     cgroupfs: tuple[CgroupControllers, ...] = ()
-
-
-class ReportedVersion(Struct, frozen=True):
-    """A program's name and version, and what says so; `problem`: why it did not answer."""
-
-    program: str = ""
-    version: str = ""
-    source: str = ""
-    problem: str = ""
 
 
 class AskedWay(Struct, frozen=True):

@@ -36,13 +36,13 @@ from agent.tools.doctor.facts import (
     HostProcess,
     KernelFacts,
     KubeletFiles,
-    ReportedVersion,
     RuntimeFacts,
 )
 from agent.tools.doctor.kernel import WORK
 from agent.tools.doctor.kubelet import AGENT_UNIT, KUBELET_UNIT, flag_of
 from agent.tools.doctor.runtime import CONTAINERD_FILE, CRIO_FILE, toml_of
 from agent.tools.doctor.version import reported_version
+from agent.versions import ReportedVersion
 from cgroupfs.names import Driver, Layout, Tier
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from agent.managers.versions import OLDEST, since
 from agent.pods.quantity import Quantity, QuantityError
 from agent.runtimes import KUBELET
 from agent.tools.doctor.facts import HostCheck, Verdict
-from agent.tools.doctor.runtime import version_of
 from agent.tools.doctor.version import rules_of
+from agent.versions import version_of
 from agent.yaml import (
     MappingNode,
     Number,

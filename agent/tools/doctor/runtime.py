@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from agent.tools.doctor.facts import HostCheck, Verdict
+from agent.versions import version_of
 from agent.yaml import shown
 
 if TYPE_CHECKING:
@@ -231,9 +232,6 @@ NRI_TABLE: Final = f"[plugins.'{NRI}']"
 
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ns|us|µs|ms|s|m|h)")
-_VERSION: Final = re.compile(
-    r"(?:[0-9]+:)?v?([0-9]{1,6})\.([0-9]{1,6})(?:\.([0-9]{1,6}))?", re.ASCII
-)
 
 
 class RuntimeSettings(Struct, frozen=True):
@@ -324,9 +322,3 @@ def seconds_of(text: str) -> float | None:
     if not parts or "".join(part[0] for part in parts) != text:
         return None
     return sum(float(part[1]) * _UNITS[part[2]] for part in parts)
-
-
-def version_of(text: str) -> tuple[int, int, int] | None:
-    """Return a version's numbers: of `v2.1.9`, `1.7.24~ds1-6`, `1:2.2`; None for another text."""
-    found = _VERSION.match(text)
-    return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))

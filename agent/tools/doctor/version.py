@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from agent.config.model import VERSION_KEY
 from agent.files import risk_above, risk_of
 from agent.managers.versions import OLDEST, KubernetesVersion
-from agent.tools.doctor.facts import HostCheck, ReportedVersion, Verdict
-from agent.tools.doctor.runtime import version_of
+from agent.tools.doctor.facts import HostCheck, Verdict
+from agent.versions import ReportedVersion, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,8 +13,9 @@ import pytest
 from agent.cluster.kubelet.pods_api import SERVICE as PODS
 from agent.cluster.kubelet.pods_api import V1ALPHA1
 from agent.rpc import server
-from agent.tools.doctor.facts import AskedWay, ReportedVersion
+from agent.tools.doctor.facts import AskedWay
 from agent.tools.doctor.gathering import SERVICE, V1, gather, with_answers
+from agent.versions import ReportedVersion
 from tests.agent.tools.doctor import hosts
 from tests.agent.tools.doctor.hosts import FakeHost
 

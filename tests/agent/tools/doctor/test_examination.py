@@ -12,8 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from agent.tools.doctor.checks import examine, examine_for_start
-from agent.tools.doctor.facts import AskedWay, ReportedVersion, Verdict
+from agent.tools.doctor.facts import AskedWay, Verdict
 from agent.tools.doctor.gathering import gather
+from agent.versions import ReportedVersion
 from tests.agent.tools.doctor import hosts
 from tests.agent.tools.doctor.hosts import FakeHost
 

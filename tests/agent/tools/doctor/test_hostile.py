@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 from agent.tools.doctor.facts import HostFile, HostPath, KubeletFiles, Verdict
 from agent.tools.doctor.gathering import read_file, read_files
 from agent.tools.doctor.kubelet import flag_of, settings_of
-from agent.tools.doctor.runtime import (
-    containerd_settings,
-    crio_settings,
-    seconds_of,
-    version_of,
-)
+from agent.tools.doctor.runtime import containerd_settings, crio_settings, seconds_of
+from agent.versions import version_of
 from tests.agent.tools.doctor import hosts
 from tests.agent.tools.doctor.hosts import FakeHost
 

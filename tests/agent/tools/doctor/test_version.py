@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from agent.tools.doctor.facts import ReportedVersion
+    from agent.versions import ReportedVersion
 
 KUBELET_UNIT = "/usr/lib/systemd/system/kubelet.service"
 RULES = "kubernetesVersion"
