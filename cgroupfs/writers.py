@@ -247,6 +247,22 @@ def command_of(proc: Path, pid: int) -> str:
         return ""
 
 
+#: What `/proc/PID/loginuid` shows of a process that belongs to no login (proc(5)).
+_NO_LOGIN: Final = (1 << 32) - 1
+
+
+def login_of(proc: Path, pid: int) -> int | None:
+    """Return the user who logged in, whatever uid a process has by now (`/proc/PID/loginuid`).
+
+    None for a process of no login, without the kernel's audit, and where it has ended.
+    """
+    try:
+        uid = int((proc / str(pid) / "loginuid").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return None if uid == _NO_LOGIN else uid
+
+
 def _checked(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()

@@ -893,19 +893,22 @@ class RequesterDocument(Document, frozen=True):
 
     `source` is `api`, or the key of the source. `uid` and `pid` are those of the process as the
     kernel recorded them at connect(2), null for another source; `command` is what its
-    `/proc/PID/comm` showed when the request came, "" where the process had ended by then.
+    `/proc/PID/comm` showed when the request came, "" where the process had ended by then. `login`
+    is the user who logged in (`/proc/PID/loginuid`), such as before sudo; null where unknown.
     """
 
     source: str
     uid: int | None = None
     pid: int | None = None
     command: str = ""
+    login: int | None = None
 
     def line(self) -> str:
         """Return who asked, in a few words."""
         if self.pid is None:
             return f"by {self.source}"
-        return f"by uid {self.uid}, {self.command or 'process'}[{self.pid}]"
+        login = "" if self.login in (None, self.uid) else f" (logged in as {self.login})"
+        return f"by uid {self.uid}{login}, {self.command or 'process'}[{self.pid}]"
 
 
 class HistoryEntry(Document, frozen=True):

@@ -42,7 +42,7 @@ from agent.server.queue import QueueStopped, Turns, Worker, called_by
 from agent.server.reports import map_now, pods_now, status_document
 from agent.state.history import HistoryQuery
 from agent.yaml import MISTAKES_REPORTED, Mistake
-from cgroupfs.writers import command_of
+from cgroupfs.writers import command_of, login_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -222,7 +222,13 @@ class Api:
         if request.method == "GET":
             return await self._routes(request)
         command = command_of(self._proc, peer.pid)
-        requester = RequesterDocument(source=API.name, uid=peer.uid, pid=peer.pid, command=command)
+        requester = RequesterDocument(
+            source=API.name,
+            uid=peer.uid,
+            pid=peer.pid,
+            command=command,
+            login=login_of(self._proc, peer.pid),
+        )
         with requested_by(requester), bound_contextvars(peer_uid=peer.uid, peer_pid=peer.pid):
             if not self._controller.state.observed.ready:
                 raise errors.NotReadyError

@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 
 from cgroupfs import writers as writers_module
 from cgroupfs.state import Writer
-from cgroupfs.writers import CgroupWriters, Fanotify, FileEvent, command_of, described, parse_events
+from cgroupfs.writers import (
+    CgroupWriters,
+    Fanotify,
+    FileEvent,
+    command_of,
+    described,
+    login_of,
+    parse_events,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,6 +150,16 @@ def test_a_process_that_ended_is_known_by_its_id(
     events.put(write(mount, "a/cpu.max", pid))
     assert known.writer_of("a", "cpu.max") == Writer(pid, "", None, "")
     assert (described(PROC, pid), command_of(PROC, pid)) == (Writer(pid, "", None, ""), "")
+
+
+@pytest.mark.parametrize(
+    ("text", "login"), [("1000", 1000), ("0", 0), ("4294967295", None), ("", None)]
+)
+def test_who_logged_in_is_known_behind_sudo(tmp_path: Path, text: str, login: int | None) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "loginuid").write_text(text)
+    assert login_of(tmp_path, 7) == login
+    assert login_of(tmp_path, 8) is None
 
 
 def test_files_that_are_not_compared_are_not_followed(

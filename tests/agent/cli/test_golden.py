@@ -70,7 +70,7 @@ FILES: Final = {
 #: What differs from run to run, and what stands for it.
 VARYING: Final = (
     (r"operation [0-9a-f]{12}", "operation OPERATION"),
-    (r"\buid \d+, [^\s\[]+\[\d+\]", "uid USER, PROGRAM[PID]"),
+    (r"\buid \d+(?: \(logged in as \d+\))?, [^\s\[]+\[\d+\]", "uid USER, PROGRAM[PID]"),
     (r"numawarden \d+\.\S+ process \d+", "numawarden VERSION process PID"),
     (r"(?m)^(  host +)\S+,", r"\1HOST,"),
     (r"\d+ MiB are free", "N MiB are free"),

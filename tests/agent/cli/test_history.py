@@ -77,7 +77,10 @@ def test_differences_have_a_line_each_with_their_writer() -> None:
 def test_names_of_processes_send_no_codes_to_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    requester = RequesterDocument(source="api", uid=0, pid=1, command="\x1b[2J\x9b\U000e0001")
+    requester = RequesterDocument(
+        source="api", uid=0, pid=1, command="\x1b[2J\x9b\U000e0001", login=1000
+    )
+    assert requester.line().startswith("by uid 0 (logged in as 1000), ")
     entry = HistoryEntry(type="PodRemoved", time=0.0, message="a\rb", requester=requester)
     history = HistoryDocument(entries=(entry,))
     for output in (Output.TEXT, Output.JSON, Output.YAML):

@@ -181,8 +181,10 @@ function conditionElement(condition, select) {
 }
 
 /** Say who asked for what an entry of the history records. */
-function requesterText({ source, uid, pid, command }) {
-  return pid === null ? `by ${source}` : `by uid ${uid}, ${command || "process"}[${pid}]`;
+function requesterText({ source, uid, pid, command, login }) {
+  if (pid === null) return `by ${source}`;
+  const person = login === null || login === uid ? "" : ` (logged in as ${login})`;
+  return `by uid ${uid}${person}, ${command || "process"}[${pid}]`;
 }
 
 export class EventLog {
