@@ -146,13 +146,19 @@ def _agent(status: StatusDocument) -> Iterator[_Checked]:
         code = ExitCode.ENVIRONMENT if full else ExitCode.REJECTED
         line = f"{condition.line} ({condition.type}: {condition.reason})"
         yield _Checked("condition", code, line)
-    absent = [each.line for each in status.conditions if each.type == _FOUND]
+    absent = [each for each in status.conditions if each.type == _FOUND]
     if len(absent) == len(status.conditions):
         none = "none but those of containers, below" if absent else "none"
         yield _Checked("conditions", ExitCode.OK, none)
     more = "and of {} more pods; see 'numawarden list'"
-    yield from _listed("containers", ExitCode.NOT_ENFORCED, absent, more)
-    if not absent:
+    if len(absent) == 1:
+        yield _Checked("containers", ExitCode.NOT_ENFORCED, absent[0].line)
+    elif absent:
+        lines = [each.message for each in absent]
+        yield from _listed("containers", ExitCode.NOT_ENFORCED, lines, more)
+        for remedy in dict.fromkeys(each.remedy.replace(each.uid, "POD") for each in absent):
+            yield _Checked("containers", ExitCode.NOT_ENFORCED, remedy)
+    else:
         yield _Checked("containers", ExitCode.OK, "none is missing in its pod")
 
 

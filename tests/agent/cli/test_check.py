@@ -140,6 +140,17 @@ def test_what_is_wrong_is_a_line_and_an_exit_code(
     assert all("\n" not in each["message"] for each in document["checks"])
 
 
+def test_what_to_do_about_the_containers_of_many_pods_is_said_once(shell: Watched) -> None:
+    for number in range(3):
+        shell.run("admit", shell.file(manifest(f"p{number}", f"u-{number}", cpu="500m")))
+    shell.world.clock.advance(STARTING_SECONDS)
+    shell.world.client().reconcile()
+    lines = re.findall("NOT OK  containers +(.*)", shell.run("check")[1])
+    *pods, remedy = lines
+    assert pods == [f"pod shop/p{number}: not started in its cgroup: c0" for number in range(3)]
+    assert remedy.startswith("start them in the pod, as 'numawarden show POD' says, or remove the")
+
+
 def test_of_several_the_gravest_decides_and_all_are_listed(shell: Watched) -> None:
     for spoil in (condition, changed, nearly_full, difference):
         spoil(shell)
