@@ -5,6 +5,7 @@ The command line starts in a tenth of a second because this needs no HTTP framew
 
 from __future__ import annotations
 
+import errno
 import http.client
 import socket
 import struct
@@ -321,5 +322,7 @@ def reason_of(error: OSError | http.client.HTTPException, timeout: float) -> str
         if isinstance(error, kind):
             return reason
     if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
+        if error.errno == errno.EPROTOTYPE:
+            return "it is a socket of another program; name the agent's (agent.socketPath)"
+        return error.strerror or str(error) or type(error).__name__
     return f"it does not speak HTTP ({type(error).__name__})"

@@ -524,7 +524,7 @@ class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
         """Answer malformed HTTP; since it is the peer's mistake, one log line is enough."""
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
-        why = one_line(exc.message)
+        why = one_line(exc.message.rstrip("\n ^"))  # what points at the place points at nothing now
         self.owner.lines.warning("malformed HTTP request", why=why)
         if isinstance(exc, LineTooLong) or exc.message.startswith(_TOO_MANY):
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE

@@ -354,6 +354,8 @@ class Api:
         try:
             return await self._parsed(body, load)
         except ManifestError as error:
+            if b"\n" not in body and body.count(b":") >= _COLONS:
+                error.problems = tuple(_as_one_line(problem) for problem in error.problems)
             raise invalid_manifest(error) from error
 
     async def _parsed(self, body: bytes, parse: Callable[[], _Result]) -> _Result:
@@ -365,6 +367,17 @@ class Api:
         """Run a call that takes long in the parser's thread; callers take turns."""
         async with self._parsing:
             return await self._parser.run(call, *args, **kwargs)
+
+
+#: So many are in every manifest: apiVersion, kind, metadata.
+_COLONS: Final = 3
+
+
+def _as_one_line(problem: Mistake) -> Mistake:
+    if not problem.message.startswith(("this is not YAML", "the document is empty")):
+        return problem
+    hint = "all of it is one line: curl -d removes line ends, --data-binary keeps them"
+    return replace(problem, message=f"{problem.message}; {hint}")
 
 
 def invalid_manifest(error: ManifestError) -> errors.InvalidManifestError:

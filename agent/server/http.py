@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 
+_OF_METRICS: Final = ("/metrics", "/healthz", "/readyz")
+
+
 class HttpError(Exception):
     """An HTTP error response, with `headers` and `details`."""
 
@@ -31,7 +34,8 @@ class NotFoundError(HttpError):
     status = HTTPStatus.NOT_FOUND
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"there is no resource {path}; see docs/api.md")
+        elsewhere = "; the metrics listener has it (agent.metrics)" if path in _OF_METRICS else ""
+        super().__init__(f"there is no resource {path} here{elsewhere}; see docs/api.md")
 
 
 class MethodNotAllowedError(HttpError):

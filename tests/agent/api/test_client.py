@@ -71,6 +71,13 @@ def test_an_agent_that_does_not_answer_is_reported_with_what_to_do(
     with pytest.raises(Unreachable, match=r"listens there; start the agent, or .*'journalctl"):
         ask(client)
     path.unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(path))
+        with pytest.raises(Unreachable, match="it is a socket of another program"):
+            ask(client)
+    with pytest.raises(Unreachable, match="AF_UNIX path too long"):
+        ask(AgentClient(path.parent / ("a" * 200)))
+    path.unlink()
     path.mkdir()
     with pytest.raises(Unreachable, match="it is not a socket"):
         ask(client)

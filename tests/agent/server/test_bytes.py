@@ -234,22 +234,25 @@ async def said_by(world: World, request: bytes) -> tuple[bytes, dict[str, dict[s
 
 #: What is said on the socket, and the error that is answered.
 ERRORS = (
-    (b"hello\r\n\r\n", 400, "InvalidRequest"),
-    (asking("/" + "x" * 9000), 431, "HeadTooLarge"),
-    (posting("/v1/pods", EXPECT, f"Content-Length: {MAX_BODY_BYTES + 1}"), 413, "TooLarge"),
-    (posting("/v1/nothing", "Content-Length: 0"), 404, "NotFound"),
-    (posting("/", "Content-Length: 4", "Transfer-Encoding: chunked"), 400, "InvalidRequest"),
+    (b"hello\r\n\r\n", 400, "InvalidRequest", "malformed HTTP request: "),
+    (asking("/" + "x" * 9000), 431, "HeadTooLarge", ""),
+    (posting("/v1/pods", EXPECT, f"Content-Length: {MAX_BODY_BYTES + 1}"), 413, "TooLarge", ""),
+    (posting("/v1/nothing", "Content-Length: 0"), 404, "NotFound", "no resource /v1/nothing here"),
+    (asking("/metrics"), 404, "NotFound", "the metrics listener has it (agent.metrics)"),
+    (posting("/", "Content-Length: 4", "Transfer-Encoding: chunked"), 400, "InvalidRequest", ""),
+    (posting("/v1/pods", "Content-Length: 10") + b"a: b: c: d", 422, "InvalidManifest", "curl -d"),
 )
 
 
 @in_loop
 async def test_every_error_of_the_socket_is_a_document(world: World) -> None:
     async with running(world):
-        for said, code, name in ERRORS:
+        for said, code, name, message in ERRORS:
             head, document = await said_by(world, said)
             assert (head.split()[1], document["error"]["code"]) == (str(code).encode(), name)
             assert b"application/json" in head.lower()
-            assert document["error"]["message"]
+            assert message in document["error"]["message"] != ""
+            assert "^" not in document["error"]["message"]
 
 
 @pytest.mark.parametrize(
