@@ -448,13 +448,23 @@ def read_document(text: str | bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> N
     return _read_yaml(content, max_bytes)
 
 
+#: What libyaml says of a tab, of `@` and of a grave accent before a value.
+_NO_BEGINNING: Final = "found character that cannot start any token"
+
+
 def _read_yaml(content: str, most: int) -> Node:
     try:
         return _Composer(content, most).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
-        raise UnreadableError(f"this is not YAML: {error.problem}", line) from error
+        problem = error.problem
+        if mark is not None and problem == _NO_BEGINNING:
+            found = content.splitlines()[mark.line][mark.column :][:1]
+            problem = f"no value begins with {found!r}; put the text in quotes"
+            if found == "\t":
+                problem = "a tab stands before a value; indent with spaces"
+        raise UnreadableError(f"this is not YAML: {problem}", line) from error
     except yaml.YAMLError as error:
         raise UnreadableError(f"this is not YAML: {error}") from error
 

@@ -104,7 +104,7 @@ def _manifest(amounts: dict[str, str]) -> bytes:
     container = {
         "name": "main",
         "image": "fit",
-        "resources": {"requests": amounts, "limits": amounts},
+        "resources": {"limits": amounts},
     }
     pod = {
         "apiVersion": "v1",

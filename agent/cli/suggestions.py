@@ -47,6 +47,8 @@ _INSTEAD: Final = {
     ("list", "--all-namespaces"): _ALL,
     ("remove", "--all"): "'numawarden list -o name | xargs numawarden remove' removes all pods",
     ("drain", "--force"): "the agent ends no pods",
+    ("map", "--cpu"): "'numawarden map 12' says who has CPU 12",
+    ("map", "--node"): "'numawarden map node:1' says who has the CPUs of node 1",
 }
 #: How alike what was typed and what may have been meant are at least; with the usual 0.6 `restart`
 #: was taken for `state`.

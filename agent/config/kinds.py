@@ -20,7 +20,7 @@ from agent.pods.model import CPU, MEMORY, PID, extended_resource_fault, prefixed
 from agent.pods.quantity import ZERO, Quantity, QuantityError
 from agent.pods.requests import is_memory_type
 from agent.pods.validation import resource_name_fault
-from agent.yaml import Field, Plain, Reader, shown
+from agent.yaml import Field, Plain, Reader, ScalarNode, shown
 from sysfs.mask import MAX_ID, Mask
 
 if TYPE_CHECKING:
@@ -139,6 +139,9 @@ def text_kind(
     """
 
     def read(reader: KeyReader, at: Field, base: Value) -> Value:
+        if amount and not isinstance(at.node, ScalarNode):
+            reader.expected(f"one text: {words}", at)
+            return base
         text = reader.amount(at) if amount else reader.text(at)
         if text is None or (empty_is_base and not text):
             return base

@@ -87,10 +87,13 @@ def load_config(
         raise ConfigError(source, (error.problem,)) from error
     reader = KeyReader()
     config = keys.read(reader, Field("", document), Config())
-    if any(problem.message.startswith("unknown key") for problem in reader.problems):
-        version = Field("", document).child("apiVersion")
-        if version is not None and (reader.text(version) or "").startswith("kubelet.config.k8s.io"):
-            reader.problems.append(Mistake("", _OF_KUBELET))
+    version = Field("", document).child("apiVersion")
+    if version is not None and str(version.value).startswith("kubelet.config.k8s.io"):
+        for number, problem in enumerate(reader.problems):
+            if problem.message.startswith("unknown key"):
+                hinted = replace(problem, message=f"{problem.message}; {_OF_KUBELET}")
+                reader.problems[number] = hinted
+                break
     if not settings:
         return _checked(config, reader.problems, source, document)
     if reader.problems:

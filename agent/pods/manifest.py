@@ -326,7 +326,10 @@ def _instead(root: Field) -> str:
     kind = Reader().text(field) if field is not None else None
     if (kind or "").endswith("List"):
         return "give the pods of the list one by one, each in a manifest of its own"
-    if root.child("spec") is not None and kind not in (None, "Pod"):
+    if (kind or "").lower() in ("pod", "pods"):
+        return 'did you mean "Pod"?'
+    spec = root.child("spec")
+    if spec is not None and spec.child("template") is not None:
         return "give an ordinary Pod manifest, such as that of its template"
     return "give an ordinary Pod manifest"
 

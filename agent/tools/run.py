@@ -23,6 +23,7 @@ from agent.api.documents import BindRequest, allocation_variables
 from agent.managers.allocation import Isolation
 from agent.pods.model import CPU, END, MEMORY, NEAR_NODES, UNIT, End, full_name
 from agent.pods.quantity import Quantity, QuantityError
+from agent.pods.validation import resource_name_fault
 from cgroupfs.tree import join
 from sysfs.devices import read_interfaces
 from sysfs.files import SysfsTree
@@ -78,6 +79,8 @@ def listed_amounts(hugepages: Iterable[str], devices: Iterable[str]) -> dict[str
             if prefix + name in amounts:
                 raise OptionError(option, f"{name!r} is given twice; write the sum once")
             check_amount(option, amount)
+            if fault := resource_name_fault(prefix + name):
+                raise OptionError(option, f"{text!r}: {fault}")
             amounts[prefix + name] = amount
     return amounts
 

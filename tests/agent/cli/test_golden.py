@@ -48,7 +48,7 @@ FILES: Final = {
     "broken.yaml": b"metadata:\n  name: [\n",
     "list.yaml": b"apiVersion: v1\nkind: PodList\nitems: []\n",
     "template.yaml": (
-        b"apiVersion: v1\nkind: ReplicationController\nmetadata: {name: x}\nspec: {}\n"
+        b"apiVersion: v1\nkind: ReplicationController\nmetadata: {name: x}\nspec: {template: {}}\n"
     ),
     "compressed.yaml": b"\x1f\x8b\x08rest",
     "twice.yaml": manifest() + b"---\na: 1\n",

@@ -299,8 +299,15 @@ def test_a_file_is_named_in_its_errors(tmp_path: Path) -> None:
 
 def test_of_a_kubelets_configuration_the_error_names_the_command_that_takes_it() -> None:
     text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\naddress: a\n"
-    with pytest.raises(ConfigError, match="'numawarden config import FILE' makes the agent's"):
+    with pytest.raises(ConfigError, match="'numawarden config import FILE' makes") as raised:
         load_config(text, "config.yaml")
+    assert len(raised.value.problems) == 1
+
+
+def test_a_list_of_cpus_is_a_text() -> None:
+    found = "expected one text: list of CPUs such as 0-1,8, found a list"
+    with pytest.raises(ConfigError, match=found):
+        load_config("reservedSystemCPUs: [0, 16]", "config.yaml")
 
 
 def test_settings_change_single_values() -> None:

@@ -178,6 +178,10 @@ spec:
     ("text", "message"),
     [
         ("apiVersion: apps/v1\nkind: Deployment\n", "kind: expected Pod"),
+        ("apiVersion: v1\nkind: pod\nspec: {}\n", 'found "pod"; did you mean "Pod"?'),
+        ("kind: Job\nspec: {template: {}}\n", "such as that of its template"),
+        ("metadata:\n\tname: x\n", "a tab stands before a value; indent with spaces"),
+        ("kind: @x\n", "no value begins with '@'; put the text in quotes"),
         ("metadata: {name: p}\n", "apiVersion: expected v1, it is missing"),
         ("- a\n", "expected a mapping, found a list"),
         ("apiVersion: v1\nkind: Pod\n", "metadata is missing"),
