@@ -60,6 +60,7 @@ PAGES: Final[Mapping[str, Page | PlaygroundPage]] = {
         fresh=True,
     ),
     "rollout": Page(ROOT / "docs/rollout.md", {"": {}}, fresh=False),
+    "start": PlaygroundPage(ROOT / "README.md"),
     "first-hour": PlaygroundPage(ROOT / "docs/tutorials/first-hour.md"),
     "moving-a-node": PlaygroundPage(ROOT / "docs/moving-a-node.md"),
     "postgresql": PlaygroundPage(ROOT / "docs/howto/postgresql.md"),
