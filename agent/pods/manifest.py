@@ -40,7 +40,7 @@ from agent.pods.model import (
 )
 from agent.pods.quantity import Quantity, QuantityError
 from agent.pods.requests import aggregate
-from agent.pods.validation import find_problems
+from agent.pods.validation import assumed_requests, find_problems
 from agent.yaml import (
     DEFAULT_MAX_BYTES,
     Field,
@@ -266,9 +266,10 @@ def _checked_pod(
     With `defaults` False the pod is taken as it stands. Raises `ManifestError` with every mistake.
     """
     pod = read_pod(document, source)
+    assumed = frozenset(assumed_requests(pod))
     if defaults:
         pod = apply_defaults(pod, pod_level_resources=pod_level)
-    problems = find_problems(pod)
+    problems = [problem for problem in find_problems(pod) if problem.path not in assumed]
     if problems:
         lines = places(document, [problem.path for problem in problems])
         placed = (replace(problem, line=lines[problem.path]) for problem in problems)

@@ -65,6 +65,16 @@ def _containers(pod: Pod) -> Iterator[tuple[str, Container]]:
             yield f"spec.{field}[{index}].resources", container
 
 
+def assumed_requests(pod: Pod) -> Iterator[str]:
+    """Yield the paths of the requests that a pod does not state, and its containers' limits give.
+
+    What is wrong with one of them is wrong with the limit, which is what the author can mend.
+    """
+    for path, container in _containers(pod):
+        requests, limits = container.resources.requests, container.resources.limits
+        yield from (join(f"{path}.requests", name) for name in limits if name not in requests)
+
+
 def find_warnings(pod: Pod) -> tuple[str, ...]:
     """Return warnings of sizes that are not a whole number of bytes (the API server's), or tiny.
 
@@ -80,6 +90,8 @@ def find_warnings(pod: Pod) -> tuple[str, ...]:
         for field, amounts in (("requests", resources.requests), ("limits", resources.limits))
         for name, amount in amounts.items()
         if _is_size(name) and (said := _said_of_size(amount))
+        # Of two that are equal the limit is named.
+        if field == "limits" or resources.limits.get(name) != amount
     )
 
 

@@ -174,6 +174,16 @@ spec:
         assert words in line
 
 
+@pytest.mark.parametrize("amount", ["gpu: 1", "hugepages-2Mi: 3Mi", "cpu: -1"])
+def test_a_mistake_in_a_limit_is_none_in_a_request_that_is_not_stated(amount: str) -> None:
+    limits = f"limits: {{memory: 1Gi, {amount}}}"
+    alone = _lines(_pod(f"  containers: [{{name: a, resources: {{{limits}}}}}]\n"))
+    assert [".limits." in line for line in alone] == [True]
+    both = f"{limits}, {limits.replace('limits', 'requests')}"
+    stated = _lines(_pod(f"  containers: [{{name: a, resources: {{{both}}}}}]\n"))
+    assert len(stated) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

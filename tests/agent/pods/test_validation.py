@@ -73,9 +73,9 @@ def test_a_suggested_name_of_huge_pages_is_one(size: str) -> None:
 
 
 def test_a_size_of_a_few_bytes_is_a_warning() -> None:
-    (said, _) = find_warnings(pod(app("a", guaranteed("cpu=1 memory=512"))))
+    (said,) = find_warnings(pod(app("a", guaranteed("cpu=1 memory=512"))))
     assert said == (
-        "spec.containers[0].resources.requests.memory: 512 is less than 1Mi, which no process runs "
+        "spec.containers[0].resources.limits.memory: 512 is less than 1Mi, which no process runs "
         "in; is a suffix missing?"
     )
     assert find_warnings(pod(app("a", guaranteed("cpu=1 memory=512Mi")))) == ()
