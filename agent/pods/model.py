@@ -110,7 +110,7 @@ def _is_prefixed(text: str) -> bool:
 
 
 #: No name or uid that Kubernetes allows is longer.
-_LONGEST: Final = 253
+LONGEST_NAME: Final = 253
 
 
 class PodIdentity(Struct, frozen=True):
@@ -169,7 +169,7 @@ def identity_of(document: Node, default_namespace: str) -> PodIdentity:
 
 def _text(node: Node | None) -> str:
     text = node.value if isinstance(node, ScalarNode) else None
-    if not isinstance(text, str) or len(text) > _LONGEST or not text.isprintable():
+    if not isinstance(text, str) or len(text) > LONGEST_NAME or not text.isprintable():
         return ""
     return text
 

@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from agent.pods.manifest import pod_from_document
-from agent.pods.model import ManifestError, PodIdentity, uid_fault
+from agent.pods.model import LONGEST_NAME, ManifestError, PodIdentity, uid_fault
+from agent.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -249,8 +250,8 @@ def read_json(data: bytes) -> ReportedPod:
     running = any(each.state is not None and each.state.running is not None for each in statuses)
     return ReportedPod(
         uid=uid,
-        name=pod.metadata.name,
-        namespace=pod.metadata.namespace,
+        name=printable(pod.metadata.name, LONGEST_NAME),
+        namespace=printable(pod.metadata.namespace, LONGEST_NAME),
         specification=_cut(document, _SPECIFICATION),
         terminal=is_terminal(pod.status.phase),
         deleting=pod.metadata.deletion_timestamp is not None,

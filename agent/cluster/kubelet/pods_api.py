@@ -23,6 +23,7 @@ from agent.cluster.kubelet.pods import (
     checked_uid,
     is_terminal,
 )
+from agent.pods.model import LONGEST_NAME
 from agent.rpc import MAP, CallError, Client, Messages, RawMessage
 from agent.text import printable
 
@@ -108,8 +109,8 @@ def read_message(data: bytes) -> ReportedPod:
     status = pod.status
     return ReportedPod(
         uid=checked_uid(pod.metadata.uid),
-        name=pod.metadata.name,
-        namespace=pod.metadata.namespace,
+        name=printable(pod.metadata.name, LONGEST_NAME),
+        namespace=printable(pod.metadata.namespace, LONGEST_NAME),
         specification=_specification(pod),
         terminal=is_terminal(status.phase),
         deleting=pod.metadata.HasField("deletionTimestamp"),

@@ -16,7 +16,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.cluster.nri.protocol import words
+from agent.pods.model import LONGEST_NAME
 from agent.rpc import MAP, Fields, Messages
+from agent.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -274,9 +276,9 @@ class PodSandbox(Struct, frozen=True):
         """Return what a PodSandbox message says."""
         sandbox = cls(
             id=pod.id,
-            uid=pod.uid,
-            namespace=pod.namespace,
-            name=pod.name,
+            uid=printable(pod.uid, LONGEST_NAME),
+            namespace=printable(pod.namespace, LONGEST_NAME),
+            name=printable(pod.name, LONGEST_NAME),
             annotations=MappingProxyType(dict(pod.annotations)),
             cgroup_parent=pod.linux.cgroup_parent,
         )
@@ -317,7 +319,7 @@ class RuntimeContainer(Struct, frozen=True):
         return cls(
             id=container.id,
             sandbox_id=container.pod_sandbox_id,
-            name=container.name,
+            name=printable(container.name, LONGEST_NAME),
             state=_STATES[number] if 0 <= number < len(_STATES) else _STATES[0],
             annotations=MappingProxyType(dict(container.annotations)),
             environment=MappingProxyType(dict(_variables(container.env))),

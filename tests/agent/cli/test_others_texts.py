@@ -79,9 +79,15 @@ def test_they_are_bounded_and_send_nothing_to_a_terminal(
                 for name in ("admit", "fit", "diff"):
                     _, out, err = shell.run(name, shell.file(pod))
                     demand_lines(out + err)
-            refused = (["cordon", "5", "--reason", EVIL], ["show", EVIL], ["cordon", EVIL])
+            shell.run("admit", shell.file(manifest("own", cpu="1")))
+            refused = (
+                ["cordon", "5", "--reason", EVIL], ["show", EVIL], ["cordon", EVIL],
+                ["bind", "own", "c0", "--cgroup", f"/{EVIL}"], ["bind", "own", EVIL, "--pid", "1"],
+                ["attach", "--unit", EVIL, "--cpus", "1"], ["remove", EVIL], ["uncordon", EVIL],
+            )  # fmt: skip
             for command in refused:
-                _, out, err = shell.run(*command)
+                code, out, err = shell.run(*command)
+                assert code
                 demand_lines(out + err, 2 * len(repr(EVIL)))
             shell.run("cordon", "5", "--reason", "y" * 256)
             for asked in (("status",), ("list",), ("history", "-n", "1000"), ("map",), ("check",)):
