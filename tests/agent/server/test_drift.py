@@ -206,7 +206,8 @@ async def test_who_rewrites_before_it_is_read_back_is_given_way_too(
 
 
 @in_loop
-async def test_a_pod_of_which_all_cpus_are_offline_is_not_enforced(world: World) -> None:
+async def test_a_pod_of_which_all_cpus_are_offline_is_not_enforced(tmp_path: Path) -> None:
+    world = make_world(tmp_path)
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest())
         world.change_host(with_offline(two_packages(), Mask.parse("1,9")))
