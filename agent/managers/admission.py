@@ -270,7 +270,7 @@ def _best(managers: Managers, draft: Draft, container: ContainerDemand | None) -
     trace = _merge(managers, draft, container)
     # 3. Hints have the nodes of all that ended init containers left, as the kubelet's. On uneven
     #    hosts, where more may be left than by the kubelet, that must not cost the alignment.
-    may_untie = draft.demand.has_standard_init and not draft.rules.host_is_even
+    may_untie = not draft.rules.host_is_even and draft.demand.has_standard_init
     if container is not None and may_untie and not _is_preferred(trace):
         draft.tied = False
         untied = _merge(managers, draft, container)

@@ -203,7 +203,7 @@ class UnaskedHints(Protocol):
         ...
 
 
-class HintTrace(Struct, frozen=True, dict=True):
+class HintTrace(Struct, frozen=True):
     """The hints of each provider for one container (None: the pod), and the merged hint.
 
     `alignment` is the hint or, where none was admitted, the hints to merge when it is read; `asked`
@@ -220,7 +220,7 @@ class HintTrace(Struct, frozen=True, dict=True):
         """The hints of each provider, in the order in which they allocate."""
         return self.asked if isinstance(self.asked, tuple) else self.asked.offers
 
-    @cached_property
+    @property
     def merged(self) -> Hint:
         """The merged hint, admitted or not."""
         return self.alignment if isinstance(self.alignment, Hint) else self.alignment.best()

@@ -99,7 +99,7 @@ class Machine(Struct, frozen=True, dict=True):
         """The order of sets of nodes by distance."""
         return Closest({node.id: node.distances for node in self.nodes})
 
-    @property
+    @cached_property
     def lists_hints(self) -> bool:
         """Whether hints are listed one by one; a machine with many nodes has families of hints."""
         return is_listed(self.node_mask.bits)

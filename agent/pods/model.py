@@ -282,10 +282,13 @@ def isolation_annotation(item: str) -> str:
     return f"{_ISOLATION}{item}"
 
 
+_ISOLATION_NAMES: Final = tuple([(item, isolation_annotation(item)) for item in ISOLATION_ITEMS])
+
+
 def isolation_of(annotations: Mapping[str, str]) -> Mapping[str, str]:
     """Return what the annotations of a valid pod ask for, by item."""
-    asked = ((item, annotations.get(f"{_ISOLATION}{item}")) for item in ISOLATION_ITEMS)
-    return MappingProxyType({item: text for item, text in asked if text is not None})
+    asked = {item: annotations[name] for item, name in _ISOLATION_NAMES if name in annotations}
+    return MappingProxyType(asked)
 
 
 def isolation_faults(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -346,12 +346,14 @@ class MemoryManager(ResourceManager):
         own, demand = memory_of(draft), draft.demand
         if own.classes and not own.facts.nodes:
             return _without_nodes(draft)
-        if not demand.active(MEMORY) or (container is None and _lacks_pool(demand)):
+        if not demand.active(MEMORY):
             return None
         requests = demand.memory if container is None else container.memory
         try:
             require_known_types(own.facts, requests)
         except ManagerError as error:
+            if container is None and _lacks_pool(demand):
+                return None  # which rejects the pod first
             return _rejection(draft, error, requests, None if container is None else container.name)
         return None
 
