@@ -26,6 +26,7 @@ from agent.tools.run import (
     command_pod,
     connect,
     listed_amounts,
+    narrowing_settings,
     node_of_interface,
     pod_of_unit,
     running_cgroup,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.api.client import AgentClient
+    from systemd.bus import Systemd
 
     _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -235,7 +237,8 @@ def attach(
         if attached is not None:
             message = f"{name} is attached already, as pod {attached.name}; detach it first"
             raise CommandError(message, ExitCode.REJECTED)
-        cgroup = running_cgroup(connect(), name)
+        systemd = connect()
+        cgroup = running_cgroup(systemd, name)
         if not cgroup:
             message = f"{name} does not run; start it first (systemctl start {name})"
             raise CommandError(message, ExitCode.NOT_FOUND)
@@ -244,7 +247,7 @@ def attach(
         pod = admitted(agent, manifest, require)
         if pod is None:
             return ExitCode.REJECTED
-        _bind(agent, pod, cgroup)
+        _bind(agent, pod, systemd, name, cgroup)
         print_allocations(agent.pod(pod.uid))
     return ExitCode.OK
 
@@ -274,14 +277,18 @@ def _attached(agent: AgentClient, unit: str) -> PodDocument | None:
     return next((pod for pod in agent.pods() if pod.unit == unit), None)
 
 
-def _bind(agent: AgentClient, pod: PodDocument, cgroup: str) -> None:
+def _bind(agent: AgentClient, pod: PodDocument, systemd: Systemd, unit: str, cgroup: str) -> None:
     """Bind the container to the unit's cgroup; without that the pod is removed again."""
     if not (pod.kernel and pod.kernel[0].cgroup.endswith(".slice")):
         agent.remove(pod.uid)
         message = "systemd writes the cgroup of a unit: the agent needs cgroupDriver: systemd"
         raise CommandError(message, ExitCode.ENVIRONMENT)
     try:
+        warn(narrowing_settings(systemd, unit, pod.containers[0]))
         bound = agent.bind(pod.uid, CONTAINER, BindRequest(cgroup=f"/{cgroup}"))
+    except NotConfinedError as error:
+        agent.remove(pod.uid)
+        raise CommandError(str(error), ExitCode.NOT_ENFORCED) from error
     except BaseException:
         agent.remove(pod.uid)
         raise

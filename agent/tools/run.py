@@ -28,10 +28,10 @@ from cgroupfs.tree import join
 from sysfs.devices import read_interfaces
 from sysfs.files import SysfsTree
 from sysfs.mask import EMPTY, Mask
-from systemd.units import NoSuchUnitError, description, in_slice, processes
+from systemd.units import NoSuchUnitError, bytes_mask, description, in_slice, processes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from agent.api.client import AgentClient
     from agent.api.documents import ContainerDocument, DeliveryDocument, PodDocument
@@ -386,6 +386,54 @@ def running_cgroup(systemd: Systemd, unit: str) -> str:
         return systemd.control_group(unit)
     except NoSuchUnitError:  # it was stopped meanwhile
         return ""
+
+
+class _OfService(Struct, frozen=True):
+    """A setting of a service that narrows what its cgroup has, and how its start fails for it."""
+
+    name: str
+    #: The D-Bus property with its set; the value of the setting that takes it back.
+    mask: str
+    none: str
+    what: str
+    status: str
+
+
+_AFFINITY: Final = _OfService("CPUAffinity=", "CPUAffinity", "", "CPUs", "215/CPUAFFINITY")
+_NUMA: Final = _OfService("NUMAPolicy=", "NUMAMask", "default", "memory nodes", "242/NUMA_POLICY")
+#: preferred, bind, interleave, preferred-many, weighted-interleave (linux/mempolicy.h).
+_POLICIES_WITH_NODES: Final = frozenset({1, 2, 3, 5, 6})
+
+
+def narrowing_settings(systemd: Systemd, unit: str, container: ContainerDocument) -> Iterator[str]:
+    """Yield what settings of a unit's own leave of its container's CPUs and memory nodes.
+
+    Raises `NotConfinedError` where one leaves none: the kernel then rejects it, and systemd ends
+    the unit at its next start (systemd.exec(5), "Process Exit Codes"). Raises `SystemdError`.
+    """
+    if not unit.endswith(".service"):
+        return
+    masks = (_AFFINITY.mask, _NUMA.mask, "NUMAPolicy")
+    affinity, nodes, policy = systemd.unit_properties(unit, *masks)
+    for setting, value, text in (
+        (_AFFINITY, affinity, container.cpus),
+        (_NUMA, nodes if policy in _POLICIES_WITH_NODES else b"", container.mems),
+    ):
+        own = bytes_mask(value if isinstance(value, bytes) else b"")
+        allocated = Mask.parse(text or "")
+        if not own or allocated <= own:
+            continue
+        if allocated.isdisjoint(own):
+            raise NotConfinedError(
+                f"{unit} has {setting.name} with {setting.what} {own}, and would get {allocated}: "
+                f"it could not be started again ({setting.status}); write '{setting.name}"
+                f"{setting.none}' in its section [Service] (systemctl edit {unit}), restart it and "
+                "attach it again"
+            )
+        yield (
+            f"{unit} has {setting.name} with {setting.what} {own}: of {allocated} it uses "
+            f"{allocated & own} alone"
+        )
 
 
 def pod_of_unit(unit: str, cpus: str, memory: str, hugepages: Iterable[str]) -> bytes:

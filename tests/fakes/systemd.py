@@ -42,6 +42,8 @@ _PARTITION: Final = cpuset_partition(MEMBER).name
 _UNSET: Final = {
     **dict.fromkeys((*(row.unit_property for row in _NUMBERS), *_QUOTA), INFINITY),
     **dict.fromkeys(("AllowedCPUs", "AllowedMemoryNodes"), b""),
+    **dict.fromkeys(("CPUAffinity", "NUMAMask"), b""),
+    "NUMAPolicy": -1,
     _PARTITION: MEMBER,
 }
 _NEEDS: Final = {

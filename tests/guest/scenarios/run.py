@@ -39,6 +39,7 @@ def run(guest: Guest) -> None:
     _commands(guest.checks, agent, "systemd", beside=stopped)
     _quadlet(guest, agent, beside=stopped)
     _unit_again(guest.checks, agent)
+    _unit_with_settings(guest.checks)
     agent.stop()
     agent.configure(cgroupDriver="cgroupfs")
     agent.start()
@@ -160,6 +161,45 @@ def _unit_again(checks: Checks, agent: Agent) -> None:
     checks.equal("detach: it starts free", _affinity("db.service"), machine.cpus())
     _freed(checks, agent, "detach")
     command("systemctl", "stop", "db.service")
+
+
+def _status() -> str:
+    shown = ("systemctl", "show", "--value", "--property=ExecMainStatus", "set.service")
+    return command(*shown).strip()
+
+
+def _unit_with_settings(checks: Checks) -> None:
+    """Attach a unit that its own settings keep elsewhere: as advised, and against that."""
+    for setting, none, status in (
+        (f"CPUAffinity={max(machine.cpus())}", "CPUAffinity=", "215"),
+        ("NUMAPolicy=bind\nNUMAMask=1", "NUMAPolicy=default", "242"),
+    ):
+        what = none.partition("=")[0]
+        unit, drop_in = UNITS / "set.service", UNITS / "set.service.d/50-none.conf"
+        unit.write_text(f"[Service]\nExecStart=/bin/sleep 100000\n{setting}\n")
+        drop_in.parent.mkdir(exist_ok=True)
+        drop_in.unlink(missing_ok=True)
+        command("systemctl", "daemon-reload")
+        command("systemctl", "restart", "set.service")
+        before = _affinity("set.service")
+        rejected = attempt(PROGRAM, "attach", "--unit", "set", *ASKED)
+        checks.equal(f"{what} elsewhere: attach rejects it", rejected.status, 7)
+        checks.check(f"{what} elsewhere: by its status", f"({status}/" in rejected.stderr, rejected)
+        checks.equal(f"{what} elsewhere: it keeps its CPUs", _affinity("set.service"), before)
+
+        drop_in.write_text(f"[Service]\n{none}\n")
+        command("systemctl", "daemon-reload")
+        command("systemctl", "restart", "set.service")
+        attached = attempt(PROGRAM, "attach", "--unit", "set", *ASKED)
+        checks.check(f"{what} taken back: attach", attached.ok, attached)
+        command("systemctl", "restart", "set.service")
+        checks.equal(f"{what} taken back: two CPUs", len(_affinity("set.service")), 2)
+
+        drop_in.unlink()
+        command("systemctl", "daemon-reload")
+        attempt("systemctl", "restart", "set.service")
+        checks.eventually(f"{what} again: no start", _status, status)
+        attempt(PROGRAM, "detach", "set")
 
 
 def _quadlet(guest: Guest, agent: Agent, beside: str) -> None:

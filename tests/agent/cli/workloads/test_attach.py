@@ -9,6 +9,7 @@ import pytest
 from agent.cli.errors import ExitCode
 from agent.config.model import CgroupDriver
 from sysfs.mask import Mask
+from systemd.units import mask_bytes
 
 if TYPE_CHECKING:
     from tests.agent.cli.workloads.hosts import CommandHost
@@ -74,6 +75,47 @@ def test_a_unit_that_gets_nothing_is_left_alone(host: CommandHost) -> None:
     code, _, err = host.run("attach", "--unit", "db", *ASKED)
     assert (code, host.pods) == (ExitCode.BAD_INPUT, ())
     assert "it has cgroups in it (worker)" in err
+
+
+BIND = 2
+
+
+@units
+@pytest.mark.parametrize(
+    ("settings", "code", "text"),
+    [
+        (
+            {"CPUAffinity": mask_bytes(Mask.parse("4-7"))},
+            ExitCode.NOT_ENFORCED,
+            "(215/CPUAFFINITY)",
+        ),
+        (
+            {"CPUAffinity": mask_bytes(Mask.parse("0-7"))},
+            ExitCode.OK,
+            "warning: db.service has CPUAffinity= with CPUs 0-7: of 1,9 it uses 1 alone",
+        ),
+        (
+            {"NUMAPolicy": BIND, "NUMAMask": mask_bytes(Mask.of(1))},
+            ExitCode.NOT_ENFORCED,
+            "has NUMAPolicy= with memory nodes 1, and would get 0",
+        ),
+        (
+            {"NUMAPolicy": BIND, "NUMAMask": mask_bytes(Mask.of(0, 1))},
+            ExitCode.OK,
+            "main  CPUs 1,9",
+        ),
+        ({"NUMAMask": mask_bytes(Mask.of(1))}, ExitCode.OK, "main  CPUs 1,9"),
+    ],
+)
+def test_a_unit_is_not_attached_where_its_own_settings_leave_it_nothing(
+    host: CommandHost, settings: dict[str, object], code: ExitCode, text: str
+) -> None:
+    host.systemd.start_service("db.service", 100)
+    host.systemd.units["db.service"].properties.update(settings)
+    answer, _, err = host.run("attach", "--unit", "db", *ASKED)
+    assert (answer, len(host.pods)) == (code, int(code == ExitCode.OK))
+    assert text in err
+    assert ("warning" in err) == ("warning" in text)
 
 
 @pytest.mark.parametrize("host", [CgroupDriver.CGROUPFS], indirect=True)
