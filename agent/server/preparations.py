@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -61,9 +60,14 @@ class Preparations:
             if former is not None:
                 await asyncio.wait((former,))
             failure = await self._prepare(allocation)
+
+            async def note() -> None:
+                if self._tasks[uid] is this:
+                    await self._note(uid, failure)
+
             # At a stop it stays to be done: who asks for the pod again has it done.
             with suppress(QueueStopped), called_by(OWN):
-                await self._steps.queue.run(partial(self._note, uid, failure, this))
+                await self._steps.queue.run(note)
         finally:
             if self._tasks[uid] is this:
                 del self._tasks[uid]
@@ -82,10 +86,10 @@ class Preparations:
             return f"internal error ({type(error).__name__}: {error}); see the agent log"
         return ""
 
-    async def _note(self, uid: str, failure: str, by: asyncio.Task[None] | None) -> None:
-        """Save what a preparation ended with; not that of a pod that was removed meanwhile."""
+    async def _note(self, uid: str, failure: str) -> None:
+        """Save what a preparation ended with, unless the pod was removed meanwhile."""
         state = self._steps.state
         allocation = state.ledger.allocations.get(uid)
-        if allocation is not None and allocation.unprepared and self._tasks[uid] is by:
+        if allocation is not None and allocation.unprepared:
             ledger = state.ledger.with_unprepared(uid, failure)
             await self._steps.note(replace(state.durable, ledger=ledger))

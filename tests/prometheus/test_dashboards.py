@@ -77,7 +77,7 @@ async def _day(world: World, tape: Tape) -> None:
         await tape.run(agent, 5)
         await agent.ask(agent.client.admit, manifest())
         await agent.ask(agent.client.admit, manifest("db", OTHER_UID, cpu="1500m"))
-        for pid, pod in enumerate((POD, f"kubepods/pod{OTHER_UID}"), start=4711):
+        for pid, pod in enumerate((POD, f"kubepods/shared/pod{OTHER_UID}"), start=4711):
             world.kernel.mkdir(f"{pod}/c0")
             world.kernel.spawn(f"{pod}/c0", pid)
         await rejected(agent, manifest("large", THIRD_UID, cpu="99"), "OutOfcpu")
