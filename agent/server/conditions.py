@@ -20,7 +20,7 @@ from agent.managers.allocation import Origin
 from agent.managers.recovery import describe_recovered
 from agent.pods.model import full_name
 from agent.server.pod_records import Absence
-from agent.sources.source import ADMITTED
+from agent.sources.source import ADMITTED, CONFLICT
 from cgroupfs.settings import CPUS, MEMS, PARTITION_FILES
 from cgroupfs.tree import is_within, parent
 
@@ -177,10 +177,11 @@ def of_entries(entries: Iterable[ManifestDocument]) -> Iterator[ConditionDocumen
     """Yield the entries of sources that ask for a pod in vain."""
     for entry in entries:
         if entry.state != ADMITTED:
+            state = "in conflict" if entry.state == CONFLICT else entry.state
             yield ConditionDocument(
                 ConditionType.ENTRY_ADMITTED,
                 camel_case(entry.state),
-                f"{entry.subject} is {entry.state}: {entry.message}",
+                f"{entry.subject} is {state}: {entry.message}",
                 uid=entry.uid or "",
                 file=entry.file,
             )

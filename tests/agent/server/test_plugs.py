@@ -198,7 +198,7 @@ async def test_a_second_source_that_asks_for_a_pod_gets_one_error_that_names_the
             status = await asyncio.to_thread(agent.client.status)
             (line,) = (line for line in status.condition_lines() if "slot" in line)
             assert line == (
-                f"manifest slot 7 is conflict: PodConflict: pod shop/web (uid {UID}) belongs to "
+                f"manifest slot 7 is in conflict: PodConflict: pod shop/web (uid {UID}) belongs to "
                 "slot 1 of the source toy"
             )
             assert metric(agent, 'numawarden_admissions_total{result="conflict"}') == "1.0"
