@@ -77,7 +77,7 @@ def test_a_target_that_is_not_a_command_is_a_defect() -> None:
         ("admt", "No such command 'admt', did you mean 'admit'?"),
         ("get", "No such command 'get', did you mean 'list'?"),
         ("version", "No such command 'version', did you mean '--version'?"),
-        ("config chek", "No such command 'chek', did you mean 'check'?; see 'numawarden config "),
+        ("config checks", "No such command 'checks', did you mean 'check'?; see 'numawarden "),
         ("restart", "'restart', did you mean 'systemctl restart numawarden'?; see"),
         ("topo", "did you mean 'topology'?"),
         ("resta", "No such command 'resta'; see"),
