@@ -95,6 +95,11 @@ SCENARIOS: Final = {
             when=When.CI,
         ),
         Scenario(
+            "shared-pool-writes",
+            "two-sockets",
+            "what an exclusive pod writes and asks of systemd beside 200 Guaranteed pods",
+        ),
+        Scenario(
             "partitions",
             "two-sockets",
             "partitions around a pod's CPUs: made, broken, repaired, ended in each way",
