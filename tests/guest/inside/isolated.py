@@ -48,6 +48,7 @@ WATCHED: Final = "5s"
 TRACING: Final = Path("/sys/kernel/tracing")
 LOOPBACK: Final = Path("/sys/class/net/lo/queues/rx-0/rps_cpus")
 DEFAULT_STEERING: Final = Path("/proc/sys/net/core/rps_default_mask")
+ORIGINALS: Final = Path("/var/lib/numawarden/isolation.json")
 #: Where the agent writes what containers have.
 ASSIGNED: Final = Path("/run/numawarden-pods")
 
@@ -289,6 +290,12 @@ def set_of(file: str) -> frozenset[int]:
 def effective(cgroup: str) -> frozenset[int]:
     """Return the CPUs that a cgroup has."""
     return kernel.Cgroup(cgroup).cpus
+
+
+def originals() -> list[str]:
+    """Return the places that the agent has changed and not yet given back."""
+    saved: dict[str, Any] = json.loads(ORIGINALS.read_text()) if ORIGINALS.exists() else {}
+    return sorted(saved.get("originals", {}))
 
 
 def conditions(agent: Agent) -> list[str]:

@@ -225,6 +225,11 @@ SCENARIOS: Final = {
             "host slices alone, interrupts alone; a container reads which CPUs it has",
         ),
         Scenario(
+            "isolation-slices",
+            "two-sockets",
+            "an administrator sets slices before, amid and after a pod; a CPU goes offline",
+        ),
+        Scenario(
             "first-moment",
             "two-sockets",
             "how long a new container may use the CPUs of another; CPUs that the kernel loses",
