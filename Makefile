@@ -56,6 +56,7 @@ nightly: setup ## what is long, random or measured: its tests and guests, explor
 	    tests/agent/server/test_awaits.py tests/agent/server/test_awaits_beside.py tests/agent/server/test_never_two_pods.py
 	@$(BIN)/python -m tests.guest --nightly
 	@$(BIN)/python -m tests.guest --suite testing cgroup-contract isolation partitions run kep-systemd huge-pages
+	@$(BIN)/python -m tests.guest --suite bookworm affinities
 	@$(BIN)/python -m tests.exploration 3 3600
 	@$(MAKE) --no-print-directory fuzz load bench
 

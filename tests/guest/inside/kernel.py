@@ -22,9 +22,14 @@ def ids(text: str) -> frozenset[int]:
     return frozenset(members)
 
 
+def version() -> tuple[int, ...]:
+    """Return the first two numbers of its version."""
+    return tuple(int(number) for number in os.uname().release.split(".")[:2])
+
+
 def keeps_partitions() -> bool:
     """Return whether a partition stays when a cgroup beside lists its CPUs (from Linux 7.0 on)."""
-    return int(os.uname().release.partition(".")[0]) >= 7
+    return version() >= (7, 0)
 
 
 class Cgroup:

@@ -154,6 +154,11 @@ SCENARIOS: Final = {
             image=True,
         ),
         Scenario(
+            "affinities",
+            "two-sockets",
+            "services with CPUAffinity= while the slices of the host are narrowed",
+        ),
+        Scenario(
             "run",
             "two-sockets",
             "commands and units with an allocation of their own, and a quadlet of podman",
