@@ -183,7 +183,7 @@ function conditionElement(condition, select) {
 /** Say who asked for what an entry of the history records. */
 function requesterText({ source, uid, pid, command, login }) {
   if (pid === null) return `by ${source}`;
-  const person = login === null || login === uid ? "" : ` (logged in as ${login})`;
+  const person = (login ?? uid) === uid ? "" : ` (logged in as ${login})`;
   return `by uid ${uid}${person}, ${command || "process"}[${pid}]`;
 }
 
