@@ -36,7 +36,7 @@ BY_RULE: Final = {
     "admit": {
         "counters": 47,
         "cores of a budget": 2,
-        "cores of init containers": 4,
+        "cores of init containers": 3,
         "fewer sockets": 2,
         "memory of shared containers": 15,
         "uneven host": 25,

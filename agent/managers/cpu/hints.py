@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.managers.cpu.uneven import most_in_whole_cores
+from agent.managers.cpu.uneven import most_by_set, most_in_whole_cores
 from agent.managers.topology.hint import choices, subset_sums
-from agent.managers.topology.many_nodes import Cover, CoverDemand, HintFamily, Span
+from agent.managers.topology.many_nodes import Cover, CoverDemand, HintFamily, Span, is_listed
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -23,13 +23,16 @@ def cpu_hints(
     available: Mask,
     reusable: Mask,
     request: int,
+    *,
+    whole: bool = False,
 ) -> Sequence[Hint]:
     """Return every set of NUMA nodes that can serve `request` CPUs, in the kubelet's order.
 
     `available` are the free CPUs, `reusable` those that the pod's init containers leave to the next
     container: a set of nodes must have all of them. Preferred are the sets of the fewest nodes that
     could serve the request on an empty host, reserved CPUs included (`generateCPUTopologyHints`).
-    Nodes without CPUs are left out. An empty sequence: no set of nodes can serve the request.
+    Nodes without CPUs are left out. An empty sequence: no set of nodes can serve the request. With
+    `whole` only sets do whose free cores add up to the request.
     """
     fewest = fewest_nodes(topology, request)
     aligned = _socket_aligned(topology, fewest) if options.align_by_socket else frozenset()
@@ -37,7 +40,7 @@ def cpu_hints(
         choice.preferred
         if choice.mask.bit_count() == fewest or choice.mask in aligned
         else choice.plain
-        for choice in _serving(topology, available, reusable, request)
+        for choice in _serving(topology, available, reusable, request, whole=whole)
     ]
 
 
@@ -47,10 +50,17 @@ def cpu_hint_family(
     available: Mask,
     reusable: Mask,
     request: int,
+    *,
+    whole: bool = False,
 ) -> HintFamily:
-    """Return the same hints as `cpu_hints`, as a family for a machine with many nodes."""
+    """Return the same hints as `cpu_hints`, as a family for a machine with many nodes.
+
+    With `whole` perhaps also sets of several nodes whose free cores exceed the request.
+    """
     usable = available.bits | reusable.bits
     room = {node.id: (node.cpus & usable).bit_count() for node in topology.nodes}
+    if whole:
+        room = _whole_rooms(topology, usable, request)
     cover = Cover(
         topology.node_bits,
         (CoverDemand.by_node(request, room),),
@@ -72,18 +82,37 @@ def fewest_nodes(topology: CpuTopology, request: int) -> int:
 
 
 def fits_in_whole_cores(topology: CpuTopology, whole: Mask, request: int) -> bool:
-    """Return whether free whole cores make up a request on as few nodes as an empty host needs."""
-    rooms = sorted(((node.cpus & whole.bits).bit_count() for node in topology.nodes), reverse=True)
-    if sum(rooms[: fewest_nodes(topology, request)]) < request:
-        return False
-    return most_in_whole_cores(topology, whole.bits, request) == request
+    """Return whether free whole cores add up to a request on as few nodes as an empty host needs.
+
+    On a machine with many nodes several may be said to that together have more.
+    """
+    fewest = fewest_nodes(topology, request)
+    rooms = sorted(_whole_rooms(topology, whole.bits, request).values(), reverse=True)
+    enough = sum(rooms[:fewest]) >= request
+    if not enough or fewest == 1 or not is_listed(topology.node_bits):
+        return enough
+    most = most_by_set(topology, whole.bits, request)
+    sets = choices(topology.node_bits)
+    return any(most[each.number] == request for each in sets if each.mask.bit_count() == fewest)
 
 
-def _serving(topology: CpuTopology, available: Mask, reusable: Mask, request: int) -> list[Choice]:
+def _whole_rooms(topology: CpuTopology, free: int, request: int) -> dict[int, int]:
+    """Return how many CPUs of a request each node can give in whole cores, at most."""
+    return {
+        node.id: most_in_whole_cores(topology, node.cpus & free, request) for node in topology.nodes
+    }
+
+
+def _serving(
+    topology: CpuTopology, available: Mask, reusable: Mask, request: int, *, whole: bool
+) -> list[Choice]:
     """Return the sets of nodes with enough free CPUs and all reusable ones."""
     required = topology.nodes_of(reusable).bits
     usable = available.bits | reusable.bits
-    room = subset_sums([(node.cpus & usable).bit_count() for node in topology.nodes])
+    if whole:
+        room = most_by_set(topology, usable, request)
+    else:
+        room = subset_sums([(node.cpus & usable).bit_count() for node in topology.nodes])
     return [
         choice
         for choice in choices(topology.node_bits)

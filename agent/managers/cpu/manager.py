@@ -630,24 +630,31 @@ def _usable(draft: Draft, count: int) -> Mask:
     """Return the free CPUs that count for a request: with `full-pcpus-only` those of whole cores.
 
     All count where the request is rejected for its cores, and where cores differ in size and whole
-    ones do not make up the request: there they are preferred, not guaranteed.
+    ones do not add up to the request: there they are preferred, not guaranteed.
     """
+    return _whole_cores(draft, count) or cpus_of(draft).available
+
+
+def _whole_cores(draft: Draft, count: int) -> Mask | None:
+    """Return the free CPUs of whole cores where a request is served of them alone."""
     topology, available = cpus_of(draft).topology, cpus_of(draft).available
     if not draft.rules.policy.cpu.options.full_pcpus_only:
-        return available
+        return None
     whole = topology.whole_cores_in(available)
     if topology.cores_alike:
-        return whole if _smt_misalignment(draft, count) is None else available
-    return whole if fits_in_whole_cores(topology, whole, count) else available
+        return whole if _smt_misalignment(draft, count) is None else None
+    return whole if fits_in_whole_cores(topology, whole, count) else None
 
 
 def _hints(draft: Draft, count: int) -> ProviderHints:
     rules = draft.rules
     offer = cpu_hints if rules.machine.lists_hints else cpu_hint_family
     tie = cpus_of(draft).reusable if draft.tied else EMPTY
-    usable = _usable(draft, count)
-    topology, options = cpus_of(draft).topology, rules.policy.cpu.options
-    return {CPU: offer(topology, options, usable, tie, count)}
+    own, options = cpus_of(draft), rules.policy.cpu.options
+    whole = _whole_cores(draft, count)
+    if whole is None or own.topology.cores_alike:
+        return {CPU: offer(own.topology, options, whole or own.available, tie, count)}
+    return {CPU: offer(own.topology, options, whole, tie, count, whole=True)}
 
 
 def _take_aligned(draft: Draft, count: int, hint: Hint, container: str | None) -> Mask:

@@ -543,7 +543,8 @@ def narrowest(topology: CpuTopology, strategy: Strategy, free: int, count: int, 
     most = _beside_busy(topology, free, first)
     choices = _choices(topology, strategy, free, count, fill, first, kinds)
     best = min((c for c in choices if _beside_busy(topology, free, c) <= most), key=width)
-    if topology.cores_alike or strategy.by_cache or width(best)[:2] == (False, 0):
+    needless, torn, *_ = width(best)
+    if topology.cores_alike or not (torn or (needless and not strategy.by_cache)):
         return best
     anywhere = fewest_cores(topology, free, count, whole=strategy.whole_cores)
     return min((best, anywhere), key=width)
@@ -571,7 +572,7 @@ def _is_evidently_narrowest(
         all(any(not cpus & ~group.cpus for group in groups) for groups in kinds)
         and (_touched(topology.cores, cpus) - 1) * largest < cpus.bit_count()
         and not _needless(topology, free, cpus)
-        and not (strategy.whole_cores and _torn(topology, cpus))
+        and not _is_torn(topology, strategy, cpus)
     )
 
 
@@ -586,11 +587,13 @@ def _choices(
 ) -> Iterator[int]:
     """Yield what `fill` takes of all and of the fewest groups, and on these groups by core.
 
-    Where whole cores are asked for each node that has room counts: the fullest may have none.
+    Where whole cores are asked for each node (and cache) that has room counts: the fullest may have
+    none.
     """
     regions = [free, *_fewest_groups(topology, free, count, first)]
     if strategy.whole_cores and len(topology.nodes) <= _MOST_NODES:
-        inside = [node.cpus & free for node in topology.nodes]
+        caches = topology.uncores if strategy.by_cache else ()
+        inside = [place.cpus & free for place in (*topology.nodes, *caches)]
         regions += [cpus for cpus in inside if cpus.bit_count() >= count]
     for region in dict.fromkeys(regions):
         filled = first if region == free else fill(region)
@@ -629,6 +632,10 @@ def _touched(groups: Groups, cpus: int) -> int:
 def _torn(topology: CpuTopology, cpus: int) -> int:
     """Return how many CPUs are on cores of which others are not chosen."""
     return sum((core.cpus & cpus).bit_count() for core in topology.cores if core.cpus & ~cpus)
+
+
+def _is_torn(topology: CpuTopology, strategy: Strategy, cpus: int) -> bool:
+    return strategy.whole_cores and not topology.cores_alike and _torn(topology, cpus) > 0
 
 
 def _needless(topology: CpuTopology, free: int, cpus: int) -> bool:
@@ -704,8 +711,11 @@ def take(
         return EMPTY
     if strategy.group_size is not None and count % strategy.group_size == 0:
         taken = _distributed(topology, strategy, free, count, work)
-        if taken is not None:
+        if taken is not None and not _is_torn(topology, strategy, taken):
             return Mask(taken)
+        if taken is not None:  # whole cores before equal shares
+            packed = _packed(topology, strategy, free, count)
+            return Mask(min(taken, packed, key=partial(_torn, topology)))
     return Mask(_packed(topology, strategy, free, count))
 
 

@@ -13,7 +13,7 @@ from agent.managers.cpu.topology import inner_order, lowest
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.managers.cpu.topology import CpuTopology
+    from agent.managers.cpu.topology import CpuTopology, Groups
 
 
 class _FreeCores(NamedTuple):
@@ -60,7 +60,28 @@ def fewest_cores(topology: CpuTopology, free: int, count: int, *, whole: bool) -
 
 def most_in_whole_cores(topology: CpuTopology, free: int, count: int) -> int:
     """Return how many of `count` CPUs can be whole cores of the `free` CPUs (bits), at most."""
-    return count - min(_choices(_free_cores(topology, free), count, whole=True)).torn
+    return _sums(_whole_sizes(topology.cores, free), count).bit_length() - 1
+
+
+def most_by_set(topology: CpuTopology, free: int, count: int) -> list[int]:
+    """Return the same for every set of NUMA nodes, in the order of `subset_sums`."""
+    sums = [1]
+    for node in topology.nodes:
+        sizes = _whole_sizes(topology.cores_in_node[node.id], node.cpus & free)
+        more = {beside: _sums(sizes, count, beside) for beside in set(sums)}  # few differ
+        sums += [more[beside] for beside in sums]
+    return [each.bit_length() - 1 for each in sums]
+
+
+def _sums(sizes: Sequence[int], most: int, beside: int = 1) -> int:
+    """Return the numbers up to `most`, as bits, that some of the sizes and one of `beside` make."""
+    for size in sizes:
+        beside |= beside << size
+    return beside & (2 << most) - 1
+
+
+def _whole_sizes(cores: Groups, free: int) -> list[int]:
+    return [core.size for core in cores if not core.cpus & ~free]
 
 
 def _free_cores(topology: CpuTopology, free: int) -> _FreeCores:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -130,3 +130,41 @@ def test_a_torn_core_of_an_uneven_host_is_not_counted_as_whole() -> None:
     assert _counted(first, rules) == (1, 0, [True])
     desired = pod(app("a", guaranteed("cpu=1 memory=1Gi")), uid="u-2")
     assert _counted(admit(rules, first.ledger, desired), rules) == (0, 1, [False])
+
+
+#: Two nodes: cores 0+1, 2+3, 4+5, and four of one thread; CPU 0 is reserved.
+TWO_KINDS = Machine(
+    CpuTopology.from_rows(
+        [(cpu, cpu // 2 if cpu < 6 else cpu, 0, int(cpu > 5), 0) for cpu in range(10)]
+    ),
+    tuple(MachineNode(each, 16 * GIB, {}, {each: 10, 1 - each: 20}) for each in (0, 1)),
+)
+#: One node with a core of two threads and one of one behind each cache; CPU 0 is reserved.
+TWO_CACHES = Machine(
+    CpuTopology.from_rows(
+        [(cpu, core, 0, 0, int(cpu > 3)) for cpu, core in enumerate([0, 0, 1, 1, 2, 3, 3])]
+    ),
+    (MachineNode(0, 16 * GIB, {}, {0: 10}),),
+)
+
+
+# Shows in differences.md: whole-cores-add-up
+@pytest.mark.parametrize("policy", [NO_POLICY, BEST_EFFORT, RESTRICTED, SINGLE])
+@pytest.mark.parametrize(
+    ("machine", "option", "count", "cpus"),
+    [
+        pytest.param(TWO_KINDS, {}, 3, "6-8", id="hints"),
+        pytest.param(TWO_KINDS, {"distribute_cpus_across_numa": True}, 3, "6-8", id="distributed"),
+        pytest.param(TWO_CACHES, {"prefer_align_cpus_by_uncorecache": True}, 1, "4", id="cache"),
+    ],
+)
+def test_whole_cores_that_add_up_are_preferred_to_any_place(
+    machine: Machine,
+    option: dict[str, Any],
+    count: int,
+    cpus: str,
+    policy: TopologyManagerPolicy,
+) -> None:
+    rules = make_rules(machine, policy, CONTAINER, memory=False, full_pcpus_only=True, **option)
+    (container,) = allocated(rules, pod(app("a", guaranteed(f"cpu={count} memory=1Gi")))).containers
+    assert container.cpus == Mask.parse(cpus)

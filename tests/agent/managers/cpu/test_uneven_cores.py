@@ -7,11 +7,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from agent.managers.cpu.hints import cpu_hints
 from agent.managers.cpu.take import take_by_topology
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.cpu.uneven import fewest_cores, most_in_whole_cores
 from agent.managers.policy import CpuPolicyOptions
-from sysfs.mask import Mask
+from agent.managers.topology.hint import choices
+from agent.managers.topology.many_nodes import is_listed
+from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.cpu.cpu_hosts import (
     asymmetric_hosts,
     cores_touched,
@@ -57,6 +60,15 @@ def test_the_cores_that_are_chosen(
     assert Mask(chosen) == Mask.parse(cpus)
 
 
+#: `full-pcpus-only` with options about where CPUs are, but for those of sockets.
+PLACES = st.builds(
+    CpuPolicyOptions,
+    full_pcpus_only=st.just(value=True),
+    distribute_cpus_across_numa=st.booleans(),
+    prefer_align_cpus_by_uncorecache=st.booleans(),
+)
+
+
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[CpuTopology, Mask, int]:
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
@@ -97,6 +109,43 @@ def test_no_set_has_more_cpus_in_whole_cores(request: tuple[CpuTopology, Mask, i
     least = min(torn(topology, cpus) for cpus in every_set(free, count))
     assert torn(topology, taken) == least
     assert most_in_whole_cores(topology, free.bits, count) == count - least
+
+
+# Shows in differences.md: whole-cores-add-up
+@settings(max_examples=300)
+@given(topology=asymmetric_hosts(), options=PLACES, data=st.data())
+def test_whole_cores_are_taken_wherever_they_add_up(
+    topology: CpuTopology, options: CpuPolicyOptions, data: st.DataObject
+) -> None:
+    free = data.draw(masks_of(topology))
+    whole = topology.whole_cores_in(free)
+    count = data.draw(st.integers(0, len(whole)))
+    assume(not topology.cores_alike)
+    assume(most_in_whole_cores(topology, free.bits, count) == count)
+    taken = take_by_topology(topology, options, free, count)
+    assert len(taken) == count
+    assert taken <= whole
+    assert topology.cores_of(taken) == taken
+
+
+# Shows in differences.md: whole-cores-add-up
+@settings(max_examples=300)
+@given(topology=asymmetric_hosts(), data=st.data())
+def test_hints_are_the_nodes_whose_whole_cores_add_up(
+    topology: CpuTopology, data: st.DataObject
+) -> None:
+    assume(is_listed(topology.node_bits))
+    free = data.draw(masks_of(topology))
+    count = data.draw(st.integers(1, 8))
+    hints = cpu_hints(topology, CpuPolicyOptions(), free, EMPTY, count, whole=True)
+    assert {hint.nodes for hint in hints} == {
+        each.mask
+        for each in choices(topology.node_bits)
+        if most_in_whole_cores(
+            topology, free.bits & topology.cpus_in_nodes(Mask(each.mask)).bits, count
+        )
+        == count
+    }
 
 
 # Shows in differences.md: uneven-cores
