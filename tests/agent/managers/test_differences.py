@@ -180,6 +180,7 @@ def test_room_on_the_node_is_looked_at_before_alignment() -> None:
     assert decision.rejection is not None
     assert decision.rejection.reason == "OutOfcpu"
     assert decision.hints == ()
+    assert decision.counters == {}
     assert rejected(make_rules(), asked).reason == Reason.TOPOLOGY_AFFINITY
 
 
