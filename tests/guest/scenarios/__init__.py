@@ -235,6 +235,11 @@ SCENARIOS: Final = {
             "an administrator sets slices before, amid and after a pod; a CPU goes offline",
         ),
         Scenario(
+            "isolation-kills",
+            "two-sockets",
+            "twenty kills amid admissions and removals with all items of isolation on",
+        ),
+        Scenario(
             "first-moment",
             "two-sockets",
             "how long a new container may use the CPUs of another; CPUs that the kernel loses",
