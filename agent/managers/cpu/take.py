@@ -508,7 +508,7 @@ def strategy_of(
     )
 
 
-#: Up to so many nodes each is tried by itself.
+#: Up to so many nodes each is tried by itself, or left out.
 _MOST_NODES: Final = 8
 
 
@@ -587,10 +587,13 @@ def _choices(
 ) -> Iterator[int]:
     """Yield what `fill` takes of all and of the fewest groups, and on these groups by core.
 
-    Where whole cores are asked for each node (and cache) that has room counts: the fullest may have
-    none.
+    A node of those that `fill` takes may not be needed. Where whole cores are asked for each node
+    (and cache) that has room counts: the fullest may have none.
     """
     regions = [free, *_fewest_groups(topology, free, count, first)]
+    touched = [node.cpus & free for node in topology.nodes if node.cpus & first]
+    without_one = [sum(touched) & ~each for each in touched[:_MOST_NODES]]
+    regions += [cpus for cpus in without_one if cpus.bit_count() >= count]
     if strategy.whole_cores and len(topology.nodes) <= _MOST_NODES:
         caches = topology.uncores if strategy.by_cache else ()
         inside = [place.cpus & free for place in (*topology.nodes, *caches)]

@@ -30,6 +30,10 @@ SOCKETS = CpuTopology.from_rows(
 NODES = CpuTopology.from_rows(row._replace(node=row.socket // 2) for row in SOCKETS.rows)
 
 
+#: Two sockets, each one node of two cores: 0-1 and 2-3, 5 and 6-7.
+OFFLINE = CpuTopology.from_rows((c, c // 2, c // 4, c // 4, c // 4) for c in (0, 1, 2, 3, 5, 6, 7))
+#: Four nodes of two cores on a socket; CPU 5 is offline.
+FOUR = CpuTopology.from_rows((c, c // 2, 0, c // 4, 0) for c in range(16) if c != 5)
 #: The hybrid cores on one socket.
 ONE_SOCKET = CpuTopology.from_rows(row._replace(socket=0) for row in HYBRID.rows)
 
@@ -48,6 +52,8 @@ ONE_SOCKET = CpuTopology.from_rows(row._replace(socket=0) for row in HYBRID.rows
         pytest.param(HYBRID, "0,4,6,8", 2, {}, "0,4", id="no busy sibling for fewer nodes"),
         pytest.param(HYBRID, "0-3,4-8", 5, {}, "0,4-7", id="nor beside whole cores"),
         pytest.param(HYBRID, "4,6,8-11", 3, {}, "4,8-9", id="unless no core could replace it"),
+        pytest.param(OFFLINE, "0,2,5,7", 2, {}, "5,7", id="one node does without the other"),
+        pytest.param(FOUR, "0-1,4,9-10,12-13,15", 6, {}, "0-1,4,12-13,15", id="three of four"),
         pytest.param(ONE_SOCKET, "0-6", 3, {"whole_cores": True}, "0-2", id="no core is torn"),
     ],
 )
