@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
-    from agent.managers.decision import Violation
     from agent.managers.device.kubelet import KubeletListing
     from agent.managers.ledger import Ledger
     from agent.managers.policy import Policy
     from agent.managers.quality import Intrusion
     from agent.managers.rules import EffectivePolicy
+    from agent.managers.violations import Violation
     from sysfs.host import Host, Node
 
 

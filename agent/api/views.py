@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from agent.api import documents as status_wire
 from agent.api import documents as wire
 from agent.api.documents import CordonDocument, delivery_document
-from agent.managers.decision import Rule
 from agent.managers.device.kubelet import KUBELET_DEVICES, NOT_LISTED, by_resource
 from agent.managers.sharing import shares, unused_budget
 from agent.managers.topology.many_nodes import HintFamily, best_few
+from agent.managers.violations import Rule
 from agent.pods.model import CPU, MEMORY, full_name
 from sysfs.mask import Mask
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.managers.allocation import ContainerAllocation, Cordons, MemoryBlock, PodAllocation
-    from agent.managers.decision import Decision, Eligibility, HintTrace, Rejection, Violation
+    from agent.managers.decision import Decision, Eligibility, HintTrace, Rejection
     from agent.managers.device.kubelet import KubeletListing
     from agent.managers.policy import Policy
     from agent.managers.quality import Intrusion, Judgement
     from agent.managers.sharing import Share, UnusedBudget
     from agent.managers.topology.hint import Hint
     from agent.managers.topology.many_nodes import Hints, ProviderHints
+    from agent.managers.violations import Violation
     from agent.pods.model import GivenDevice, GivenDevices
     from sysfs.host import WithheldCpus
 

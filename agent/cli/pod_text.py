@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from agent.managers.allocation import DeviceNode, Mount
-    from agent.managers.decision import Violation
+    from agent.managers.violations import Violation
 
 _SLICE: Final = ".slice"
 #: What systemd accepts as the name of a variable (systemd.exec(5), Environment=).

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from agent.config.kinds import MEMORY_AVAILABLE, Threshold
 from agent.config.model import Config, ConfigError, host_problems, prefers_closest
 from agent.managers.cpu.take import reserve_cpus
-from agent.managers.decision import NodeDistancesError
 from agent.managers.device.kubelet import GivenDeviceManager
+from agent.managers.errors import NodeDistancesError
 from agent.managers.host import machine_capacity
 from agent.managers.memory.state import hugepages_type, page_size
 from agent.managers.policy import (

@@ -18,7 +18,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.decision import Advice, AdviceKind, Reason, nodes_text
+from agent.managers.amounts import nodes_text
+from agent.managers.decision import Advice, AdviceKind, Reason
 from agent.managers.memory.state import page_size
 from agent.managers.node_fit import native_first, node_amount_text
 from agent.managers.policy import (

@@ -1,8 +1,8 @@
-"""The outcome of one admission: a new ledger or a rejection, with its explanation.
+"""The outcome of one admission: a new ledger or a rejection, with what explains it.
 
-Beside it stand the values that explain or follow one: what an existing allocation violates
-(`Violation`), advice, what is left for other pods, and the errors of the managers, each of which
-has its facts as data.
+A decision that depends on what device plugins prefer is suspended: it has questions, and is resumed
+with their answers. What explains a decision (hints, eligibility, the rejection, warnings) is worked
+out when it is read, since most of it never is.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from __future__ import annotations
 from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
 from agent.managers.topology.hint import NO_AFFINITY, Hint
-from agent.pods.model import full_name
 from agent.pods.validation import find_warnings
-from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,67 +25,6 @@ if TYPE_CHECKING:
     from agent.managers.metrics import CounterKey
     from agent.managers.topology.many_nodes import ProviderHints
     from agent.pods.model import Pod
-
-
-#: The remedy where only another decision helps.
-ADMIT_AGAIN: Final = "remove the pod and admit it again"
-
-
-class Rule(StrEnum):
-    """What an allocation violates: a key of the configuration, or a fact of the host."""
-
-    CPU_ALLOCATED_TWICE = "CPU allocated twice"
-    CPU_MISSING = "CPU missing"
-    CPU_OFFLINE = "CPU offline"
-    CPU_WITHHELD = "CPU withheld"
-    CPU_POLICY = "cpuManagerPolicy"
-    RESERVED_CPUS = "reservedSystemCPUs"
-    FULL_PCPUS_ONLY = "full-pcpus-only"
-    IDLE_SIBLINGS = "isolation.smt"
-    SHARED_POOL = "shared pool"
-    MEMORY_POLICY = "memoryManagerPolicy"
-    MEMORY_NODE = "memory node missing"
-    MEMORY_TYPE = "memory type missing"
-    MEMORY_CLASS = "isolation.memory"
-    MEMORY_CAPACITY = "memory capacity"
-    DEVICE_ALLOCATED_TWICE = "device allocated twice"
-    DEVICE_MISSING = "device missing"
-    DEVICE_UNHEALTHY = "device unhealthy"
-    POD_BUDGET = "pod-level budget"
-    TOPOLOGY_POLICY = "topologyManagerPolicy"
-
-
-class Violation(Struct, frozen=True):
-    """An allocation that the current policy would not make.
-
-    `rule` is a key of the configuration or a fact of the host, `pod` is namespace/name.
-    """
-
-    uid: str
-    pod: str
-    #: None for the pod as a whole.
-    container: str | None
-    #: A `Rule`, or one of the rules of a resource manager.
-    rule: str
-    #: One line, as is `remedy`.
-    message: str
-    remedy: str
-
-    @classmethod
-    def of(
-        cls,
-        allocation: PodAllocation,
-        rule: str,
-        message: str,
-        remedy: str = ADMIT_AGAIN,
-        container: str | None = None,
-    ) -> Self:
-        """Return a violation by an allocation."""
-        return cls(allocation.uid, full_name(allocation), container, rule, message, remedy)
-
-    def __str__(self) -> str:
-        where = "" if self.container is None else f", container {self.container}"
-        return f"pod {self.pod}{where}: {self.message} ({self.rule}); {self.remedy}"
 
 
 class Reason(StrEnum):
@@ -363,181 +300,3 @@ class Advice(Struct, frozen=True):
     #: Of an uncordon, what is cordoned.
     value: str = ""
     loss: str = ""
-
-
-class FreeCpus(Struct, frozen=True, rename="camel"):
-    """The CPUs that may still be allocated exclusively.
-
-    `wholeCores` are those in physical cores of which every CPU is free, `onOneNode` the most that
-    one NUMA node has. `fragmentation` (0 to 1) is the share that one request on one node cannot get
-    of what would fit one node: 1 - onOneNode / min(free, the most that a node has without pods).
-    """
-
-    free: int
-    whole_cores: int
-    on_one_node: int
-    #: 0 on an empty host, and where nothing is free.
-    fragmentation: float
-
-
-_UNIT: Final = 1024
-
-
-class ManagerError(Exception):
-    """A manager cannot serve a request; `remedy` is "" where no remedy is certain.
-
-    Whether a change of a pod would help is not known before the pod is decided again.
-    """
-
-    def __init__(self, message: str, remedy: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.remedy = remedy
-
-    def __str__(self) -> str:
-        return f"{self.message}; {self.remedy}" if self.remedy else self.message
-
-
-class NodeDistancesError(ManagerError):
-    """`prefer-closest-numa-nodes` needs distances that the host does not report."""
-
-    def __init__(self, nodes: tuple[int, ...]) -> None:
-        self.nodes = nodes
-        super().__init__(
-            "topology manager policy option prefer-closest-numa-nodes: no distances are known for"
-            f" NUMA nodes {', '.join(map(str, nodes))}",
-            "remove the option, or make sure that the host's firmware has a SLIT table"
-            " (/sys/devices/system/node/node*/distance)",
-        )
-
-
-class MemoryDemand(Struct, frozen=True):
-    """The request to the memory manager and the free memory: bytes by type, and by node."""
-
-    requests: Mapping[str, int]
-    free: Mapping[str, Mapping[int, int]]
-
-    @property
-    def scarcest(self) -> str:
-        """The memory type with the smallest ratio of free (on its best node) to requested bytes."""
-        return min(self.requests, key=lambda name: self._roomiest(name) / self._asked(name))
-
-    def __str__(self) -> str:
-        parts = (
-            f"{size_text(size)} of {name} asked, free: "
-            + ", ".join(f"node {n} {size_text(free)}" for n, free in self.free[name].items())
-            for name, size in self.requests.items()
-        )
-        return "; ".join(parts)
-
-    def _roomiest(self, name: str) -> int:
-        return max(self.free[name].values(), default=0)
-
-    def _asked(self, name: str) -> int:
-        return max(self.requests[name], 1)
-
-
-class UnknownMemoryTypeError(ManagerError):
-    """The request names a memory type (a huge page size) that no NUMA node has."""
-
-    def __init__(self, memory_type: str, asked: int, known: tuple[str, ...]) -> None:
-        self.memory_type = memory_type
-        self.known = known
-        super().__init__(
-            f"[memorymanager] {size_text(asked)} of {memory_type} asked, but no NUMA node has that"
-            f" type; the machine has {', '.join(known)}"
-        )
-
-
-class MemoryAssignmentError(ManagerError):
-    """Memory cannot be allocated; `kubelet_text` is the kubelet's message.
-
-    `demand` has the requested and free amounts; `nodes` is the mask (bits) that was tried, None
-    without a mask. `in_use` says which nodes cannot be joined to others.
-    """
-
-    kubelet_text = ""
-    explanation = ""
-
-    def __init__(self, demand: MemoryDemand, nodes: int | None = None, in_use: str = "") -> None:
-        self.demand = demand
-        self.nodes = nodes
-        tried = "" if nodes is None else f" on NUMA nodes {Mask(nodes)}"
-        why = f"{self.explanation}{in_use and f': {in_use}'}"
-        super().__init__(f"[memorymanager] {self.kubelet_text}{tried}{why} ({demand})")
-
-
-class NoDefaultHintError(MemoryAssignmentError):
-    """No set of nodes that is compatible with the NUMA groups in use has enough free memory."""
-
-    kubelet_text = (
-        "failed to get the default NUMA affinity, no NUMA nodes with enough memory is available"
-    )
-
-
-class NotPreferredDefaultHintError(MemoryAssignmentError):
-    """The topology manager's alignment is preferred, but memory alone would need more nodes."""
-
-    kubelet_text = "failed to find the default preferred hint"
-
-
-class CannotExtendHintError(MemoryAssignmentError):
-    """The aligned nodes have too little free memory, and no larger compatible set contains them."""
-
-    kubelet_text = "failed to find NUMA nodes to extend the current topology hint"
-
-
-class NotPreferredExtensionError(MemoryAssignmentError):
-    """The aligned nodes have too little free memory, and no larger set is preferred."""
-
-    kubelet_text = "failed to find the extended preferred hint"
-
-
-class HintViolatesGroupsError(MemoryAssignmentError):
-    """A node of the hint is already used alone or in another NUMA group."""
-
-    kubelet_text = "preferred hint violates NUMA node allocation"
-    explanation = ": a NUMA node cannot be used alone and in a NUMA group at the same time"
-
-
-class DeviceAllocationError(ManagerError):
-    """Devices cannot be allocated; `requested` and `available` are numbers of devices."""
-
-    def __init__(self, resource: str, requested: int, available: int) -> None:
-        self.resource = resource
-        self.requested = requested
-        self.available = available
-        super().__init__(self._text())
-
-    def _text(self) -> str:
-        return (
-            f"requested number of devices unavailable for {self.resource}."
-            f" Requested: {self.requested}, Available: {self.available}"
-        )
-
-
-class NoHealthyDevicesError(DeviceAllocationError):
-    """Every device of a resource is unhealthy."""
-
-    def _text(self) -> str:
-        return f"no healthy devices present; cannot allocate unhealthy devices {self.resource}"
-
-
-def cpus_text(count: int) -> str:
-    """Return a number of CPUs for people: `1 CPU`, `2 CPUs`."""
-    return f"{count} CPU" if count == 1 else f"{count} CPUs"
-
-
-def nodes_text(nodes: Mask) -> str:
-    """Return NUMA nodes for people: `node 0`, `nodes 0-1`."""
-    return f"node {nodes}" if len(nodes) == 1 else f"nodes {nodes}"
-
-
-def size_text(size: int) -> str:
-    """Return a number of bytes for people, exact where it is a whole number of units."""
-    amount, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if abs(amount) < _UNIT:
-            break
-        amount, unit = amount / _UNIT, larger
-    return f"{amount:.2f}".rstrip("0").rstrip(".") + f" {unit}"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.decision import Rejection, Shortage, out_of, size_text
+from agent.managers.amounts import size_text
+from agent.managers.decision import Rejection, Shortage, out_of
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, is_native_resource
 from agent.pods.requests import is_memory_type
 

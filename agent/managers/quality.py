@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from agent.managers.allocation import Isolation, Origin
-from agent.managers.decision import ADMIT_AGAIN, Reason, Rejection, Rule, Violation, nodes_text
+from agent.managers.amounts import nodes_text
+from agent.managers.decision import Reason, Rejection
 from agent.managers.device.kubelet import given_devices
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
+from agent.managers.violations import ADMIT_AGAIN, Rule, Violation
 from agent.pods.model import Quality, near_nodes, required
 from sysfs.mask import EMPTY, Mask
 

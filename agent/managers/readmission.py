@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from agent.managers.allocation import Isolation, MemoryBlock, Origin
+from agent.managers.amounts import cpus_text
 from agent.managers.cpu.manager import with_idle_siblings
-from agent.managers.decision import Decision, Reason, Rejection, cpus_text
+from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.demand import PodPart, make_allocation
 from agent.managers.device.kubelet import with_given_devices
 from agent.managers.memory.pod_level import divide_memory

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.managers.decision import Reason, Rejection, cpus_text, nodes_text
+from agent.managers.amounts import cpus_text, nodes_text
+from agent.managers.decision import Reason, Rejection
 from agent.managers.policy import TopologyManagerPolicy
 from agent.managers.topology.many_nodes import best_few
 from agent.pods.model import CPU

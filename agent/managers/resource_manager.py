@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
-    from agent.managers.decision import Answers, HintTrace, Question, Reason, Rejection, Violation
+    from agent.managers.decision import Answers, HintTrace, Question, Reason, Rejection
     from agent.managers.demand import (
         ContainerDemand,
         PodDemand,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from agent.managers.metrics import CounterKey, MetricSpec, Sample
     from agent.managers.topology.hint import Hint, Tiebreak
     from agent.managers.topology.many_nodes import ProviderHints
+    from agent.managers.violations import Violation
     from sysfs.mask import Mask
 
 

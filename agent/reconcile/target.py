@@ -38,8 +38,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.allocation import NO_BINDINGS, Isolation
-from agent.managers.decision import ADMIT_AGAIN
 from agent.managers.ledger import Taken, differences
+from agent.managers.violations import ADMIT_AGAIN
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, QosClass
 from cgroupfs.names import Tier
 from sysfs.host import union_of

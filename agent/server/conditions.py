@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from agent.api.documents import ManifestDocument
     from agent.isolation.host import IsolationReport
     from agent.managers.allocation import PodAllocation
-    from agent.managers.decision import Violation
     from agent.managers.ledger import Ledger
     from agent.managers.quality import Intrusion
+    from agent.managers.violations import Violation
     from agent.reconcile.diff import Difference
     from agent.server.configured import ConfiguredHost
     from agent.server.observations import Observations, Parts

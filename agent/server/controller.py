@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         VerificationDocument,
     )
     from agent.managers.allocation import Binding, Bindings
-    from agent.managers.decision import Violation
+    from agent.managers.violations import Violation
     from agent.pods.model import Pod
     from agent.reconcile.report import EnforcementReport, PlannedChange
     from agent.server.configured import ConfiguredHost

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from agent.config.load import INSTALL_GRPC
 from agent.managers.cpu.topology import CpuTopologyError
-from agent.managers.decision import ManagerError
+from agent.managers.errors import ManagerError
 from agent.pods.model import NO_IDENTITY
 from agent.reconcile.report import EnforcementError
 from agent.sources.source import SourceUnreadableError

@@ -26,10 +26,10 @@ from agent.devices.plugin_limits import ALLOCATION_DURATION, CONNECTED
 from agent.isolation.resctrl import OCCUPANCY
 from agent.managers.allocation import Isolation
 from agent.managers.capacity import free_cpus
-from agent.managers.decision import Rule
 from agent.managers.metrics import Sample
 from agent.managers.node_fit import PODS
 from agent.managers.quality import verdict
+from agent.managers.violations import Rule
 from agent.pods.model import Quality
 from agent.server import metrics as names
 from agent.server.conditions import ConditionType

@@ -63,10 +63,11 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from agent.devices.cdi import CdiFiles
     from agent.managers.allocation import PodAllocation
-    from agent.managers.decision import Decision, Rejection, Violation
+    from agent.managers.decision import Decision, Rejection
     from agent.managers.device.kubelet import KubeletListing
     from agent.managers.quality import Intrusion
     from agent.managers.rules import EffectivePolicy
+    from agent.managers.violations import Violation
     from agent.pods.model import Named, Pod
     from agent.reconcile.report import EnforcementReport
     from agent.server.errors import InvalidManifestError

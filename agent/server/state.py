@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     )
     from agent.isolation.host import IsolationReport
     from agent.managers.allocation import PodAllocation
-    from agent.managers.decision import Violation
     from agent.managers.ledger import Ledger
     from agent.managers.quality import Intrusion
     from agent.managers.rules import EffectivePolicy
+    from agent.managers.violations import Violation
     from agent.pods.model import Pod
     from agent.server.configured import ConfiguredHost
     from agent.sources.source import PodSource, SourceUnreadableError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agent.managers.decision import NodeDistancesError
+from agent.managers.errors import NodeDistancesError
 from agent.managers.machine import MachineNode
 from agent.managers.policy import TopologyManagerPolicy, TopologyPolicy
 from agent.managers.topology.hint import Hint

@@ -13,8 +13,9 @@ import yaml
 
 from agent.cli.errors import ExitCode
 from agent.cli.main import numawarden
-from agent.managers.decision import Reason, Rule, out_of
+from agent.managers.decision import Reason, out_of
 from agent.managers.registry import MANAGERS
+from agent.managers.violations import Rule
 from agent.reconcile.diff import Cause
 from agent.server import metrics as names
 from tests.demo.host import DemoHost

@@ -8,9 +8,10 @@ from typing import Final
 import yaml
 
 from agent.config.model import Config
-from agent.managers.decision import Reason, Rule
+from agent.managers.decision import Reason
 from agent.managers.metrics import ASSIGNMENT_TYPES
 from agent.managers.registry import MANAGERS
+from agent.managers.violations import Rule
 from agent.server import metrics as names
 from tests.docs.hosts import ROOT
 

@@ -15,10 +15,10 @@ import msgspec
 
 from agent.managers.admission import admit, remove
 from agent.managers.cpu.manager import exclusive_cpus
-from agent.managers.decision import Rule
 from agent.managers.device.manager import allocated_devices
 from agent.managers.quality import invalid_allocations
 from agent.managers.rules import restored
+from agent.managers.violations import Rule
 from agent.state.checkpoint import UnusableCheckpointError, decode, encode
 from sysfs.mask import EMPTY
 from tests.agent.managers.hosts import SMT, make_rules

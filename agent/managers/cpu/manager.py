@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.allocation import Isolation
+from agent.managers.amounts import cpus_text
 from agent.managers.cpu.hints import cpu_hint_family, cpu_hints, fits_in_whole_cores
 from agent.managers.cpu.pod_level import CpuPart, apart_budget, divide_cpus, empty_pool_problem
 from agent.managers.cpu.take import (
@@ -21,16 +22,7 @@ from agent.managers.cpu.take import (
     take_by_topology,
     unbroken,
 )
-from agent.managers.decision import (
-    ADMIT_AGAIN,
-    Reason,
-    Rejected,
-    Rejection,
-    Rule,
-    Violation,
-    cpus_text,
-    reject_if,
-)
+from agent.managers.decision import Reason, Rejected, Rejection, reject_if
 from agent.managers.demand import NOT_GUARANTEED, PodPart, ResourceDemand
 from agent.managers.ledger import Taken
 from agent.managers.metrics import (
@@ -49,6 +41,7 @@ from agent.managers.metrics import (
 from agent.managers.policy import CpuManagerPolicy, IsolationMode
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.sharing import unused_budget
+from agent.managers.violations import ADMIT_AGAIN, Rule, Violation
 from agent.pods.model import CPU, IDLE_SIBLINGS, SMT, isolation_of
 from agent.pods.quantity import MAX_INT64, ZERO
 from agent.pods.requests import exclusive_cpu_requests, pod_exclusive_cpu_requests

@@ -40,9 +40,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agent.managers.amounts import cpus_text
 from agent.managers.cpu.topology import core_order, inner_order, lowest, rank, rank_nodes
 from agent.managers.cpu.uneven import fewest_cores
-from agent.managers.decision import ManagerError, cpus_text
+from agent.managers.errors import ManagerError
 from agent.managers.topology.hint import SearchBudget
 from agent.managers.versions import NEWEST, KubernetesVersion
 from sysfs.mask import EMPTY, Mask

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.managers.decision import nodes_text
+from agent.managers.amounts import nodes_text
 from agent.managers.demand import PodPart, ResourceDemand
 from agent.managers.device.manager import given_hints
 from agent.managers.resource_manager import ResourceManager

@@ -14,25 +14,16 @@ from typing import TYPE_CHECKING, Final, TypeAlias, final
 from msgspec import field
 
 from agent.managers.allocation import DEVICES
-from agent.managers.decision import (
-    DeviceAllocationError,
-    ManagerError,
-    NoHealthyDevicesError,
-    Question,
-    Reason,
-    Rejected,
-    Rejection,
-    Rule,
-    Unanswered,
-    Violation,
-)
+from agent.managers.decision import Question, Reason, Rejected, Rejection, Unanswered
 from agent.managers.demand import PodPart, ResourceDemand
+from agent.managers.errors import DeviceAllocationError, ManagerError, NoHealthyDevicesError
 from agent.managers.ledger import Taken
 from agent.managers.metrics import Sample, gauge
 from agent.managers.policy import PluginDevice
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.topology.hint import SearchBudget, SubsetIndex, choices, subset_sums
 from agent.managers.topology.many_nodes import Cover, CoverDemand, HintFamily, is_listed, smallest
+from agent.managers.violations import Rule, Violation
 from agent.pods.model import near_nodes
 from agent.pods.quantity import MAX_INT64
 from agent.pods.requests import aggregate

@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from agent.managers.allocation import MemoryBlock
-from agent.managers.decision import (
+from agent.managers.amounts import nodes_text
+from agent.managers.errors import (
     CannotExtendHintError,
     HintViolatesGroupsError,
     MemoryDemand,
@@ -19,7 +20,6 @@ from agent.managers.decision import (
     NotPreferredDefaultHintError,
     NotPreferredExtensionError,
     UnknownMemoryTypeError,
-    nodes_text,
 )
 from agent.managers.memory.state import charge, free_memory, release
 from agent.managers.topology.hint import (

@@ -13,21 +13,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agent.managers.allocation import Isolation
-from agent.managers.decision import (
-    ADMIT_AGAIN,
-    ManagerError,
-    MemoryAssignmentError,
-    Reason,
-    Rejected,
-    Rejection,
-    Rule,
-    UnknownMemoryTypeError,
-    Violation,
-    nodes_text,
-    reject_if,
-    size_text,
-)
+from agent.managers.amounts import nodes_text, size_text
+from agent.managers.decision import Reason, Rejected, Rejection, reject_if
 from agent.managers.demand import NOT_GUARANTEED, PodPart, ResourceDemand
+from agent.managers.errors import ManagerError, MemoryAssignmentError, UnknownMemoryTypeError
 from agent.managers.host import machine_capacity
 from agent.managers.memory.assignment import (
     assign,
@@ -63,6 +52,7 @@ from agent.managers.metrics import (
 from agent.managers.policy import IsolationMode, MemoryManagerPolicy
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.sharing import unused_budget
+from agent.managers.violations import ADMIT_AGAIN, Rule, Violation
 from agent.pods.model import CPU, MEMORY, isolation_of
 from agent.pods.quantity import MAX_INT64, Quantity
 from agent.pods.requests import is_memory_type, memory_requests, pod_memory_requests

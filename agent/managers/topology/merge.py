@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 
-from agent.managers.decision import NodeDistancesError
+from agent.managers.errors import NodeDistancesError
 from agent.managers.policy import TopologyManagerPolicy
 from agent.managers.topology.hint import (
     NO_AFFINITY,

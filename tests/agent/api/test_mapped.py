@@ -23,11 +23,11 @@ from agent.managers.allocation import (
     MemoryBlock,
     PodAllocation,
 )
-from agent.managers.decision import Violation
 from agent.managers.device.kubelet import KUBELET_DEVICES, KubeletListing
 from agent.managers.machine import Machine
 from agent.managers.memory.state import NodeMemory
 from agent.managers.policy import PluginDevice
+from agent.managers.violations import Violation
 from agent.pods.model import ContainerKind, GivenDevice, QosClass
 from agent.server.configured import situate
 from sysfs.described import regular_host, with_memory_only_nodes

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from agent.managers.admission import admit, remove
 from agent.managers.cpu.manager import shared_cpus
 from agent.managers.cpu.topology import CpuTopology
-from agent.managers.decision import ADMIT_AGAIN, Rule
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice
 from agent.managers.quality import invalid_allocations
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy, charged, restored
+from agent.managers.violations import ADMIT_AGAIN, Rule
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import rejected, with_pod
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, GIB, PLAIN, SINGLE, SMT, make_rules

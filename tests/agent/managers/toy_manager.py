@@ -10,11 +10,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.decision import Reason, Rejected, Rejection, Violation
+from agent.managers.decision import Reason, Rejected, Rejection
 from agent.managers.demand import PodPart, ResourceDemand
 from agent.managers.metrics import MetricSpec, MetricType, Sample, gauge
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.topology.hint import Hint
+from agent.managers.violations import Violation
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from agent.api.documents import BindRequest, CordonRequest
 from agent.config.model import CgroupDriver, Config, ConfigError
 from agent.managers.allocation import Isolation, Source
 from agent.managers.cpu.manager import exclusive_cpus
-from agent.managers.decision import Rule
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy, TopologyManagerScope
+from agent.managers.violations import Rule
 from agent.pods.model import UNIT, ContainerKind
 from agent.reconcile.report import BindingError
 from agent.reconcile.withheld import read_withheld

@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from agent.managers.allocation import Source
-from agent.managers.decision import Rule
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import (
     CpuManagerPolicy,
@@ -20,6 +19,7 @@ from agent.managers.policy import (
 )
 from agent.managers.registry import MANAGERS
 from agent.managers.versions import KubernetesVersion
+from agent.managers.violations import Rule
 from agent.pods.quantity import Quantity
 from agent.server import wiring as assembly
 from agent.server.configured import situate

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from agent.api.map import CpuUse
 from agent.cluster.topology import node_topology
 from agent.config.isolation import PartitionMode
-from agent.managers.decision import Rule
+from agent.managers.violations import Rule
 from sysfs.mask import Mask
 from tests.agent.server.support import (
     OTHER_UID,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.managers.admission import admit
 from agent.managers.allocation import DEVICES
-from agent.managers.decision import NoHealthyDevicesError, Reason, Rejected
+from agent.managers.decision import Reason, Rejected
 from agent.managers.device.manager import (
     DeviceManager,
     allocated_devices,
@@ -16,6 +16,7 @@ from agent.managers.device.manager import (
     device_hints,
     reusable_devices_after,
 )
+from agent.managers.errors import NoHealthyDevicesError
 from agent.managers.policy import PluginDevice, TopologyManagerPolicy
 from agent.managers.topology.hint import NO_AFFINITY, Hint, masks_by_size
 from agent.pods.model import QosClass

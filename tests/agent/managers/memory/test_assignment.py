@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agent.managers.allocation import MemoryBlock
-from agent.managers.decision import (
+from agent.managers.errors import (
     CannotExtendHintError,
     HintViolatesGroupsError,
     MemoryAssignmentError,

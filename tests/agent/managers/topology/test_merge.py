@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.managers.decision import NodeDistancesError
+from agent.managers.errors import NodeDistancesError
 from agent.managers.machine import MachineNode
 from agent.managers.policy import TopologyManagerPolicy, TopologyPolicy
 from agent.managers.topology.hint import Hint, Order, SearchBudget, by_value, masks_by_size
