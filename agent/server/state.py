@@ -137,10 +137,12 @@ class AgentState(Struct):
     def intrusions(self) -> Mapping[str, tuple[Intrusion, ...]]:
         """What of others may use exclusive CPUs of a pod, by the pod's uid.
 
-        It follows from what is not enforced now, and from the tasks that were found.
+        It follows from what is not enforced now, from what another process writes again after each
+        repair, and from the tasks that were found.
         """
-        found = (*self.observed.unenforced, *self.observed.records.differences())
-        tasks = () if self.observed.intruding is None else self.observed.intruding.confined
+        observed = self.observed
+        found = (*observed.unenforced, *observed.contested, *observed.records.differences())
+        tasks = () if observed.intruding is None else observed.intruding.confined
         if not (found or tasks):
             return MappingProxyType({})
         return intrusions(self.ledger.allocations, found, tasks)

@@ -272,6 +272,21 @@ async def test_what_concerns_no_other_pod_waits_until_another_pod_has_these_cpus
 
 
 @in_loop
+async def test_a_pod_is_not_exclusive_while_another_writer_gives_its_cpus_away(
+    world: World,
+) -> None:
+    """Each comparison repairs that at once, and until the next one the writer has its way."""
+    async with two_pods(world) as agent:
+        for _ in range(AT_ONCE + 1):
+            world.kernel.write(POD, FILE, "1-3,9-10")
+            await compare(agent)
+            assert world.cpus_of(POD) == "1,9"
+        assert [*agent.controller.state.intrusions] == [OTHER_UID]
+        await compare(agent)
+        assert agent.controller.state.intrusions == {}
+
+
+@in_loop
 async def test_one_writer_of_one_file_is_one_contest_with_a_remedy_that_works(world: World) -> None:
     async with running(world) as agent:
         await agent.ask(agent.client.admit, manifest(containers=3))
