@@ -1,7 +1,7 @@
 """The writes that turn what the kernel shows into what is desired, in a safe order.
 
 In go the state of cgroups and a `Setting` for each; out comes a `Plan`. The kernel has no
-transactions, and it accepts a CPU list outside the parent's, only to use the parent's instead. So
+transactions, and it accepts a CPU list outside the parent's, then uses the parent's silently. So
 the order keeps every intermediate state correct. A plan has four stages:
 
 1. shrink: cgroups that lose CPUs or memory nodes to others are narrowed, children before parents;
@@ -9,23 +9,24 @@ the order keeps every intermediate state correct. A plan has four stages:
 3. give: cgroups that gain are widened, parents before children; other values are written, higher
    quotas among them;
 4. settle: parents that had to be wider meanwhile are narrowed and lower quotas are written,
-   children before parents; cgroups that inherit lose sets of their own, in any order: whatever its
-   set, such a cgroup has a part of its parent's CPUs, or all of them.
+   children before parents; cgroups that inherit lose sets of their own, in any order: until then
+   they have some of their parent's CPUs, and never others.
 
-Partitions are around this. A partition has what it has exclusively, whatever its set. So one whose
-CPUs change stops being a partition, and loses the CPUs, before any set is written; cgroups become
+Partitions are around this. No other cgroup can use a partition's CPUs, even if its set names them.
+So a partition whose CPUs change ends, and loses them, before any set is written; cgroups become
 partitions last of all, when no sibling has their CPUs: up to Linux 6.19 a sibling that lists them
 makes a partition invalid.
 
 A limit below the current use is withheld, since the kernel would kill processes for it.
 
-Within one cpuset file two rules hold after every single write, if they held before the first:
+For `cpuset.cpus`, and by itself for `cpuset.mems`, two rules hold after every single write, if
+they held before the first, among the cgroups whose sets fit:
 
 - a cgroup with a set of its own stays inside its parent's, so the kernel never falls back;
 - no cgroup gains a CPU that another cgroup still uses and is about to lose.
 
 One case has no such order: cgroups that exchange their sets in a circle, each new set disjoint from
-the former one. They overlap for one write, since a set cannot be empty.
+the former one. Two of them overlap until the next write or two, since a set cannot be empty.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class OrderedCgroup(Struct, eq=False):
     above: OrderedCgroup | None = None
     #: Whether a planned cgroup lies below.
     is_inner: bool = False
-    #: Whether it needs a set of its own before its parent gains, or it would gain the same CPUs.
+    #: Whether it uses its parent's set now: it is written before the parent gains, so that it does
+    #: not gain with it.
     is_pinned: bool = False
     #: Its set once all cgroups were narrowed.
     narrowest: Mask = EMPTY
@@ -150,6 +152,7 @@ def _find_narrowest(nodes: Sequence[OrderedCgroup]) -> None:
     needed: dict[str, Mask] = {}
     for node in reversed(nodes):
         stays = EMPTY if node.effective.isdisjoint(node.new) else node.new
+        # A set cannot be empty: one that would be stays.
         node.narrowest = ((stays | needed.get(node.path, EMPTY)) & node.claimed) or node.effective
         if node.above is not None and (node.narrows or not node.uses_parents):
             needed[node.above.path] = needed.get(node.above.path, EMPTY) | node.narrowest
@@ -230,7 +233,7 @@ class Setting(Struct, frozen=True):
     #: All CPUs of the host where the cgroup inherits, else empty.
     whole_cpus: Mask = EMPTY
     whole_mems: Mask = EMPTY
-    #: The CPUs that partitions inside may have taken: they need not be in effect here.
+    #: The CPUs that partitions inside may have taken: they need not be in effect here (`diff`).
     given: Mask = EMPTY
 
     def __post_init__(self) -> None:
@@ -338,7 +341,8 @@ def make_plan(current: Mapping[str, CgroupState], desired: Iterable[Setting]) ->
         *_value_writes(current, settings, withheld),
         *given,
     ]
-    # A stable sort: within a stage exclusive CPUs come first, then memory nodes, CPUs, values.
+    # A stable sort: partitions end before all else of the first stage, and are made after all else
+    # of the last; in between, memory nodes come before CPUs, and these before values.
     ordered = tuple(sorted(writes, key=lambda write: write.stage))
     return Plan(ordered, tuple(withheld), tuple(unfit))
 
@@ -373,7 +377,7 @@ def _late(settings: Mapping[str, Setting]) -> frozenset[str]:
     for path, setting in settings.items():
         if setting.exclusive:
             late.add(path)
-            # A parent cannot be narrowed before its child, so it is as late as the child.
+            # A parent must not be narrowed before its child, so it is as late as the child.
             late.update(_planned_above(path, settings))
     return frozenset(late)
 

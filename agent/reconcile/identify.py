@@ -3,7 +3,8 @@
 Containers are started by container runtimes, so their cgroups are found, not created. In go the
 cgroups that exist, the pods of the ledger, bindings and the files of a runtime; out comes each
 pod's cgroup with those of its containers, and the cgroups of pods that the ledger does not have.
-A cgroup directly in a pod's is identified by the first of these rules that says something:
+A cgroup directly in a pod's, or one that was bound, is identified by the first of these rules that
+says something:
 
 1. It was bound to a container (`numawarden bind`).
 2. Its directory is called exactly as a container of the pod.
@@ -14,12 +15,12 @@ A cgroup directly in a pod's is identified by the first of these rules that says
    runtimes' ids (`cri-containerd-<id>.scope`) are no names.
 5. The pod has only one container.
 6. All containers of the pod have the same settings: it may be any of them.
-7. It shows exactly the CPUs of one container, and no other cgroup or container of the pod has
-   these: it was identified before the agent was restarted.
+7. It shows exactly the CPUs of one container, which no other container of the pod has and no
+   other unknown cgroup shows: it was identified before the agent was restarted.
 
 Any other cgroup is unknown: it gets the pod's safe default (`desired.container.default_settings`)
-and is reported. So do a sandbox and an ephemeral container, which are not reported: they have no
-part in the allocation, so they never get a container's own CPUs.
+and is reported. A sandbox and an ephemeral container get the default as well and are not reported:
+they have no part in the allocation.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class OrphanedCgroup(Struct, frozen=True):
 
     cgroup: str
     containers: tuple[str, ...]
-    #: Whether it is none of a pod, but lies outside the pods' and was bound to a container before.
+    #: Whether it lies outside the pods' cgroups, and was bound to a container before.
     bound: bool = False
 
 
@@ -132,8 +133,9 @@ class IdentifiedCgroups(Struct, frozen=True):
     all_pods: str = ""
 
 
-#: What was identified by the names of cgroups alone, by the uid of the pod: its allocation, the
-#: cgroups as they were listed, and the result, which holds while the first two are the same.
+#: What was identified without a look at CPUs or the runtime's files, by the uid of the pod: its
+#: allocation, the cgroups as they were listed (and whether each has others inside), and the result,
+#: which holds while the first two are the same.
 KnownContainers: TypeAlias = "dict[str, tuple[PodAllocation, Mapping[str, bool], LocatedPod]]"
 
 
@@ -173,7 +175,7 @@ def identify_cgroups(
     if scope is None:
         left = tuple(_orphaned(tree, layout, set(paths.values())))
     elif scope.orphaned:
-        # The orphaned cgroups of the other levels inherit the shared pool from their level's.
+        # Orphaned cgroups of the other classes inherit the shared pool: they hold no CPUs.
         left = tuple(_orphaned(tree, layout, set(paths.values()), (Tier.GUARANTEED,)))
     else:
         left = _left_of(tree, layout, scope.gone, set(paths.values()))
@@ -182,7 +184,7 @@ def identify_cgroups(
 
 
 def _classes(layout: Layout) -> Mapping[Tier, str]:
-    """Return the cgroups of the levels; Guaranteed pods with CPUs are siblings of these."""
+    """Return the cgroups of the QoS classes; Guaranteed pods with CPUs are siblings of these."""
     without = (Tier.GUARANTEED, *(() if layout.shares else (Tier.SHARED,)))
     return {tier: layout.tier(tier) for tier in Tier if tier not in without}
 
@@ -190,8 +192,8 @@ def _classes(layout: Layout) -> Mapping[Tier, str]:
 def pod_cgroup(tree: CgroupTree, layout: Layout, pod: PodAllocation) -> str:
     """Return the path of a pod's cgroup; raises `CgroupNameError` on an unusable uid.
 
-    A cgroup is where it is: whether a pod has CPUs of its own may change, and may have been decided
-    before the layout did. Only one that does not exist is placed by what the pod has now.
+    Where a cgroup exists, that place counts: whether a pod has CPUs of its own may change, and may
+    have been decided under another layout. One that does not exist is placed by what the pod has.
     """
     path = layout.pod(pod.uid, _TIERS[pod.qos])
     if not layout.shares or pod.qos is not QosClass.GUARANTEED:
@@ -308,8 +310,8 @@ def _bound(
 ) -> dict[str, dict[str, str]]:
     """Return {pod uid: {cgroup: container}} of the bindings that can be enforced.
 
-    These are the bindings of the pods of `paths`, and others that lie in the bound cgroups of
-    these pods.
+    These are the bindings of the pods of `paths`, and those of other pods nested in them: of two
+    nested cgroups the inner one is the container.
     """
     if not bindings:
         return {}

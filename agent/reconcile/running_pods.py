@@ -35,8 +35,9 @@ _QOS: Final = {tier: QosClass(str(tier)) for tier in Tier if tier is not Tier.SH
 
 
 def pod_uids(tree: CgroupTree, layout: Layout, doubted: Collection[str] = ()) -> frozenset[str]:
-    """Return the uids of all pods that have a cgroup, of those `doubted` one with processes.
+    """Return the uids of all pods that have a cgroup.
 
+    One of those `doubted` counts only if processes are in its cgroup.
     Pods of the kubelet's system partition are among them. Raises `OSError` as the tree does.
     """
     above = [layout.tier(tier) for tier in Tier]
@@ -52,8 +53,7 @@ def pod_uids(tree: CgroupTree, layout: Layout, doubted: Collection[str] = ()) ->
 
 
 def _is_populated(tree: CgroupTree, path: str) -> bool:
-    (events,) = tree.read_many(path, (EVENTS,))
-    return events is not None and "populated 1" in events
+    return "populated 1" in (_read(tree, path, EVENTS) or "")
 
 
 def seen_pods(
@@ -148,11 +148,16 @@ def _seen(tree: CgroupTree, path: str, state: CgroupState, cpus: Mask) -> Observ
 
 def _memory_limit(tree: CgroupTree, path: str) -> int:
     """Return `memory.max` in bytes, 0 for "max" and where the controller is not enabled."""
+    limit = (_read(tree, path, MEMORY_MAX) or "").strip()
+    return int(limit) if limit.isdecimal() else 0
+
+
+def _read(tree: CgroupTree, path: str, file: str) -> str | None:
+    """Return a file of a cgroup, None where either is gone or being removed."""
     try:
-        (text,) = tree.read_many(path, (MEMORY_MAX,))
+        (text,) = tree.read_many(path, (file,))
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENODEV):
             raise
-        return 0
-    limit = (text or "").strip()
-    return int(limit) if limit.isdecimal() else 0
+        return None
+    return text

@@ -1,10 +1,10 @@
 """Admissions: the one path of a pod from the request to the answer.
 
-A request waits in the line of all changes (`agent.server.queue`). In its turn, and nowhere else, it
+A request waits in the line of all changes (`agent.server.queue`). In its turn it
 
 1. is decided on the ledger of the state; what plugins prefer is asked first where that counts;
 2. has its devices delivered, within `PLUGIN_SECONDS`; the line stands still meanwhile;
-3. is saved, and only then is the ledger of the state another one;
+3. is saved, and only then does the state get the new ledger;
 4. is enforced by the kernel;
 5. is read back;
 6. is reported and answered.
@@ -12,10 +12,11 @@ A request waits in the line of all changes (`agent.server.queue`). In its turn, 
 Only the line changes the ledger and the rules. So what was decided on holds until the turn ends,
 whatever the turn waits for: a cordon, a host that changed, devices that went, come after it.
 
-Requests behind it that need neither a plugin nor more than the ledger are decided in the same turn,
-each on the ledger that the one before it leaves, and are saved and enforced together: a save waits
-for the disk, and an enforcement that changes the shared pool writes the cgroups of all classes, for
-one pod as for ten. Pods come in groups: those of a node that starts, of a job, of a deployment.
+The requests directly behind it, up to the first that needs a plugin or more than the ledger, are
+decided in the same turn, each on the ledger that the one before it leaves, and are saved and
+enforced together: a save waits for the disk, and an enforcement that changes the shared pool writes
+the cgroups of all classes, as much for one pod as for ten. Pods come in groups: those of a node
+that starts, of a job, of a deployment.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class _Decided(Struct, frozen=True):
     decision: Decision
     #: The admitted pod whose place it takes.
     replaced: PodAllocation | None = None
-    #: Where the decision depends on what plugins were not asked yet.
+    #: The first point at which a preference counts that no plugin was asked for yet.
     suspended: Suspended | None = None
     #: How long it took, in seconds.
     seconds: float = 0.0
@@ -168,6 +169,7 @@ class Admissions:
             await self._take_effect(group)
         except BaseException as error:
             # The queue gives the first one its error; without one the others would wait for ever.
+            # Who has an outcome keeps it.
             cancelled = isinstance(error, asyncio.CancelledError)
             for each in group:
                 each.request.settle(error=EndedError() if cancelled else error)
@@ -205,7 +207,11 @@ class Admissions:
             moved()
 
     def _is_alone(self, request: Admission, group: Sequence[_Decided]) -> bool:
-        """Return whether a decision on a pod depends on more than the ledger before it."""
+        """Return whether a decision on a pod depends on more than the ledger before it.
+
+        It does for a pod that replaces another or is admitted already, and for one that has the uid
+        or the name of a pod of the group.
+        """
         if request.replace_pod or request.pod.uid in self._state.ledger.allocations:
             return True
         taken = {identity for each in group for identity in _identities(each.pod)}
@@ -294,8 +300,8 @@ class Admissions:
             return
         steps, state = self._steps, self._state
         admitted = [decided for decided in group if decided.decision.allocation is not None]
-        # 3. Save. What is raised is for those that were rejected, too: without the others there may
-        #    be room for them.
+        # 3. Save. If that fails, it fails for those that were rejected as well: without the others
+        #    there may be room for them.
         if admitted:
             await self._save(admitted)
         for decided in group:
@@ -303,8 +309,8 @@ class Admissions:
                 await decided.request.answer(self._reject(decided))
         if not admitted:
             return
-        # 4. Enforce. A replaced pod is first confined to the pool of a ledger with neither pod; the
-        #    kernel gives nothing before it has taken the same from others.
+        # 4. Enforce. A replaced pod is first confined to the pool that there is with neither pod:
+        #    nothing is given before it was taken from others. It is the only pod of its group.
         removal = None
         for decided in admitted:
             if decided.replaced is not None:
@@ -414,7 +420,7 @@ class Admissions:
     async def prepared(self, answer: AdmissionDocument) -> AdmissionDocument:
         """Return an answer once the devices of its pod are prepared, or it is known why not.
 
-        Raises `PodRemovedError` where it was removed meanwhile.
+        Raises `PodRemovedError` where the pod was removed while this waited.
         """
         state = self._state
         allocation = state.ledger.allocations.get(answer.uid)
@@ -452,7 +458,7 @@ class Admissions:
     def _begun(
         self, pod: Pod, source: Source, ledger: Ledger, replaced: PodAllocation | None
     ) -> Decision:
-        """Reject a pod that another source or pod stands against, decide on any other."""
+        """Reject a pod whose uid or name another source or pod has, decide on any other."""
         state = self._state
         if (owner := state.other_owner(pod.uid, source)) is not None:
             return belongs_elsewhere(ledger, pod, *owner)
@@ -466,7 +472,7 @@ class Admissions:
         return decide(state.configured, ledger, pod)
 
     def replaced(self, pod: Pod) -> PodAllocation | None:
-        """Return the one admitted pod that a pod would replace, None if there is none."""
+        """Return the one admitted pod that a pod would replace, None if there is not one."""
         others = self._state.namesakes(pod)
         return others[0] if len(others) == 1 else None
 

@@ -1,15 +1,19 @@
 """The intake: keeps the ledger's pods in agreement with what one source of pods asks for.
 
-In go the readings of the source, and keys whose outcome a container waits for. Out come admissions
-and removals of pods, and for each key the `ManifestDocument` of what became of it. All that is
-known of a key is one `Entry`. Always true:
+In go the readings of the source, and the keys of pods whose containers are about to start. Out come
+admissions and removals of pods, and for each key the `ManifestDocument` of what became of it. What
+a source says of a key, and what came of it, is one `Entry`. Always true:
 
-- A running pod is never decided again. An entry that changed but has the uid of its running pod is
+- An admitted pod is not decided again. An entry that changed but has the uid of its admitted pod is
   reported as a conflict, until it is removed and added again.
-- Only what is certainly removed releases its pod. An entry that can no longer be read keeps its
-  pod, and so does a source that cannot be read at all.
-- A pod belongs to the entry that asked for it first, in this source or another.
-- An entry does not change while its pod is being admitted: the reading waits for that.
+- Only an entry that is certainly removed, or states another uid, releases its pod. An entry that
+  can no longer be read keeps its pod, and so does a source that cannot be read at all.
+- An admitted pod belongs to the entry that it was admitted for, any other to the first entry of a
+  reading that states its uid.
+- What an entry says does not change while its pod is being admitted: the reading waits for that.
+
+A rejected pod that its kubelet starts all the same *runs shared*: on the CPUs of the shared pool,
+until one of its containers starts again and there is room for its own.
 """
 
 from __future__ import annotations
@@ -177,7 +181,8 @@ class Entry(Struct, eq=False):
     #: What the source says of the key now.
     says: SourceEntry | Literal[EntryState.UNREAD, EntryState.REMOVED] = EntryState.UNREAD
     outcome: EntryOutcome | None = None
-    #: Whether a container of the pod starts: if it runs shared, it is admitted where there is room.
+    #: Whether a container of the pod starts, so that it is admitted where it runs shared and there
+    #: is room now.
     again: bool = False
     #: The admission of the pod, while that goes on.
     task: asyncio.Task[EntryOutcome] | None = None
@@ -223,7 +228,8 @@ class PodIntake:
         what the admission of one pod raises, while those that were begun go on.
         """
         await self._read()
-        # Begun only when drawn: a pod that a container waits for comes after no more than these.
+        # A task begins when it is drawn: at most these are in the line before a pod for which a
+        # container waits.
         tasks = filter(None, map(self._begin, tuple(self._entries.values())))
         going = {*islice(tasks, MOST_AT_ONCE)}
         while going:
@@ -273,7 +279,7 @@ class PodIntake:
         return {uid: key for uid, key in owned.items() if self.source.covers(key)}
 
     async def _take(self, reading: SourceReading) -> None:
-        """Let the entries say what a reading says, once those that it changes are settled."""
+        """Apply a reading, after the admissions of entries that it changes."""
         owned, named = self._owned(), {says.key: says for says in reading.entries}
         keys = dict.fromkeys((*named, *self._entries, *owned.values()))
         self._entries = {key: self._entries.get(key) or Entry(key) for key in keys}
@@ -295,9 +301,10 @@ class PodIntake:
         self._conditions = reading.conditions
 
     async def _release(self) -> None:
-        """Release the pods that no entry asks for, then forget the entries without any.
+        """Release the pods that no entry asks for, then forget the entries without a pod.
 
-        The pod of a removed entry whose uid another entry has moves there when that is settled.
+        The pod of a removed entry whose uid another entry states is handed over when that is
+        settled.
         """
         uids = {entry.pod.uid for entry in self._entries.values() if entry.pod is not None}
         for uid, key in self._owned().items():
@@ -317,7 +324,7 @@ class PodIntake:
                 del self._entries[key]
 
     def _begin(self, entry: Entry) -> asyncio.Task[EntryOutcome] | None:
-        """Return the admission of an entry's pod; None if there is none, then `outcome` holds."""
+        """Return the admission of an entry's pod, None if none is needed: `outcome` is current."""
         says = entry.says
         if entry.task is not None or not isinstance(says, SourceEntry):
             return entry.task
@@ -341,11 +348,11 @@ class PodIntake:
         outcome = entry.outcome if entry.state is EntryState.SETTLED else None
         state = None if outcome is None else outcome.document.state
         same = outcome is not None and outcome.generation == self._admissions.generation()
-        if self._admissions.shared(pod.uid) is not None:
-            return outcome if same and state == SHARED and not entry.again else None
         if (first := self._first(pod.uid)) is not entry:
             message = f"states the same uid as {first.key}, which came first"
             return EntryOutcome(self._document(key, CONFLICT, message, pod))
+        if self._admissions.shared(pod.uid) is not None:
+            return outcome if same and state == SHARED and not entry.again else None
         stands = self._holder(pod.uid) is entry if state == ADMITTED else same
         return outcome if stands else None
 
@@ -372,7 +379,7 @@ class PodIntake:
             entry.task = None
 
     async def _attempt(self, entry: Entry, pod: Pod) -> EntryOutcome:
-        """Admit a pod; one that runs shared only while its containers start, then on its CPUs."""
+        """Admit a pod; one that runs shared only where one of its containers starts."""
         key, generation = entry.key, self._admissions.generation()
         shared, again, entry.again = self._admissions.shared(pod.uid), entry.again, False
         try:
@@ -388,7 +395,7 @@ class PodIntake:
         return EntryOutcome(self._document(key, state, message, pod), pod, generation)
 
     async def _admit(self, pod: Pod, key: str) -> AdmissionDocument:
-        """Admit a pod; one of a removed entry that does not move to this one is released for it."""
+        """Admit a pod; one that a removed entry still holds then is released and admitted."""
         answer = await self._admissions.admit(pod, self._source(key))
         holder = self._holder(pod.uid)
         if holder is None or holder.state is not EntryState.REMOVED:
@@ -437,7 +444,7 @@ def _verdict(answer: AdmissionDocument) -> tuple[str, str]:
 
 
 def _without(key: str, message: str) -> str:
-    """Return a message without the key that it begins with: the document has that beside it."""
+    """Return a message without the key that it begins with: the document names the key already."""
     return message.removeprefix(f"{key}: ").removeprefix(f"{printable(key)}: ")
 
 

@@ -2,8 +2,8 @@
 
 The kubelet prepares devices when a container starts, with 30 s for a plugin (`PreStartContainer`).
 No turn of the line waits for that: a pod is admitted with a note that its devices are not prepared,
-and the note goes, or says why, in a later turn. The note is saved with the allocation, so that a
-pod asked for again after a crash, or after a failure, has it done.
+and a later turn removes the note, or replaces it by the reason. The note is saved with the
+allocation, so that the preparation is repeated when the pod is asked for after a crash or failure.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Preparations:
     def begin(self, allocation: PodAllocation, *, delivered: bool) -> None:
         """Have the devices of a pod prepared, unless that is under way.
 
-        `delivered`: plugins have just allocated them. What is under way then belongs to a removed
-        pod of the same uid: the new preparation waits for its end, and takes no note from it.
+        If plugins have just allocated them (`delivered`), what is under way is that of a removed
+        pod of the same uid: its end is waited for, and what came of it is not noted.
         """
         former = self._tasks.get(allocation.uid)
         if former is None or delivered:
@@ -62,14 +62,14 @@ class Preparations:
             failure = await self._prepare(allocation)
 
             async def note() -> None:
-                if self._tasks[uid] is this:
+                if self._tasks.get(uid) is this:
                     await self._note(uid, failure)
 
-            # At a stop it stays to be done: who asks for the pod again has it done.
+            # At a stop the note stays: the preparation is repeated when the pod is asked for.
             with suppress(QueueStopped), called_by(OWN):
                 await self._steps.queue.run(note)
         finally:
-            if self._tasks[uid] is this:
+            if self._tasks.get(uid) is this:
                 del self._tasks[uid]
 
     async def _prepare(self, allocation: PodAllocation) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ from tests.agent.reconcile.pods import (
     path_of,
     pod,
 )
+from tests.fakes.kernel import FaultyTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from agent.reconcile.identify import KnownContainers
     from cgroupfs.emulated.kernel import EmulatedKernel
     from cgroupfs.state import WriterRecord
+    from tests.fakes.kernel import Operation
 
 POD = path_of(mixed())
 
@@ -295,3 +298,16 @@ def test_pods_of_the_system_partition_exist_and_are_left_alone(above: str) -> No
     assert pod_uids(tree, place) == {UID, OTHER}
     assert identify_cgroups(tree, place, ledger(mixed()), NO_BINDINGS).orphaned == ()
     assert seen_pods(tree, place) == ()
+
+
+@pytest.mark.parametrize("error", [errno.ENOENT, errno.ENODEV])
+def test_a_doubted_pod_whose_cgroup_is_being_removed_runs_no_more(error: int) -> None:
+    def removed(operation: Operation) -> None:
+        if operation.path == POD:
+            raise OSError(error, "gone")
+
+    there = kernel()
+    make(there, f"{POD}/db")
+    tree = FaultyTree(there, removed)
+    assert pod_uids(tree, layout(Driver.CGROUPFS)) == {UID}
+    assert pod_uids(tree, layout(Driver.CGROUPFS), (UID,)) == frozenset()

@@ -323,6 +323,9 @@ STORIES: dict[str, Story] = {
         ((starts,), "a admitted: tried web for a, admit web"),
         ((nothing,), "a admitted:"),
     ],
+    "a pod that runs shared is that of one of the entries that state its uid": [
+        ((shares, having(room=0), says(A, B_WEB)), "a shared, b conflict: tried web for a")
+    ],
     "a pod that runs shared is reported before it is read and forgotten once it ended": [
         ((shares,), "a shared:"),
         ((ended,), ":"),
