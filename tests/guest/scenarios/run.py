@@ -176,7 +176,10 @@ def _unit_with_settings(checks: Checks) -> None:
     ):
         what = none.partition("=")[0]
         unit, drop_in = UNITS / "set.service", UNITS / "set.service.d/50-none.conf"
-        unit.write_text(f"[Service]\nExecStart=/bin/sleep 100000\n{setting}\n")
+        # It is started as often as the checks are fast: systemd's limit of starts is not meant.
+        unit.write_text(
+            f"[Unit]\nStartLimitIntervalSec=0\n[Service]\nExecStart=/bin/sleep 100000\n{setting}\n"
+        )
         drop_in.parent.mkdir(exist_ok=True)
         drop_in.unlink(missing_ok=True)
         command("systemctl", "daemon-reload")
