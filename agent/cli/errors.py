@@ -47,7 +47,7 @@ class ExitCode(IntEnum):
 #: this table would have to be imported, and `--help` would pay for every package.
 EXIT_CODES: Final[Mapping[str, ExitCode]] = {
     "agent.yaml.DocumentError": ExitCode.BAD_INPUT,
-    "agent.managers.decision.ManagerError": ExitCode.BAD_INPUT,
+    "agent.managers.errors.ManagerError": ExitCode.BAD_INPUT,
     "agent.managers.cpu.topology.CpuTopologyError": ExitCode.BAD_INPUT,
     "agent.state.checkpoint.StateDirectoryError": ExitCode.ENVIRONMENT,
     "agent.state.checkpoint.CheckpointIOError": ExitCode.ENVIRONMENT,

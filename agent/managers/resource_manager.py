@@ -264,7 +264,7 @@ class ResourceManager(ABC):
     counters: tuple[MetricSpec, ...] = ()
     #: The gauges that `samples` yields, beside those of every manager.
     gauges: tuple[MetricSpec, ...] = ()
-    #: What `violations` names as violated, beside `agent.managers.decision.Rule`.
+    #: What `violations` names as violated, beside `agent.managers.violations.Rule`.
     rule_names: tuple[str, ...] = ()
 
     def violations(

@@ -103,7 +103,9 @@ def divide_cpus(
         return take(apart if len(apart) >= container.cpus else pool, container.cpus)
 
     by_core = _divided(budget, demand, choose)
-    return min(parts, by_core, key=lambda found: _cores_shared(topology, demand, found))
+    in_order, instead = (_cores_shared(topology, demand, found) for found in (parts, by_core))
+    gained = any(ours < theirs for ours, theirs in zip(instead, in_order, strict=True))
+    return by_core if gained else parts
 
 
 def _cores_shared(
