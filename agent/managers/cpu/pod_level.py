@@ -81,7 +81,6 @@ def divide_cpus(
 
     With `full-pcpus-only` exclusive containers that run at the same time share a core only where
     the cores of the budget do not suffice; a thread that is left over belongs to the pod's pool.
-    Where that cannot be had, the containers choose in their order, as in the kubelet.
     `work` returns the budget of one choice.
     Raises `NotEnoughCpusError` when the exclusive requests exceed the budget.
     """
@@ -102,34 +101,7 @@ def divide_cpus(
         apart = budget - topology.cores_of(budget - pool)
         return take(apart if len(apart) >= container.cpus else pool, container.cpus)
 
-    by_core = _divided(budget, demand, choose)
-    in_order, instead = (_cores_shared(topology, demand, found) for found in (parts, by_core))
-    gained = any(ours < theirs for ours, theirs in zip(instead, in_order, strict=True))
-    return by_core if gained else parts
-
-
-def _cores_shared(
-    topology: CpuTopology, demand: PodDemand, parts: Mapping[str, CpuPart]
-) -> tuple[int, int, int]:
-    """Return how much cores are shared: a division with less is better.
-
-    The numbers are the CPUs of cores that are shared for as long as the pod runs, of those shared
-    with an init container, and of all cores in which an exclusive container has CPUs, in sum.
-    """
-    lasting = while_starting = cores = 0
-    running = EMPTY
-    for container in demand.containers:
-        if not container.cpus:
-            continue
-        own = topology.cores_of(parts[container.name].cpus)
-        shared = len(own & topology.cores_of(running))
-        cores += len(own)
-        if container.is_standard_init:
-            while_starting += shared
-        else:
-            lasting += shared
-            running |= parts[container.name].cpus
-    return lasting, while_starting, cores
+    return _divided(budget, demand, choose)
 
 
 def apart_budget(
