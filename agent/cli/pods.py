@@ -172,12 +172,12 @@ def remove(pods: tuple[str, ...], output: Output, socket_path: str) -> int:
     No pod is removed unless all are found. Their processes are not ended; those that still run go
     on in the node's shared pool.
     """
-    code, told = ExitCode.OK, set[str]()
+    code, printed = ExitCode.OK, set[str]()
 
     def lines(answer: RemovalDocument) -> Iterator[str]:
         yield f"removed {name_and_uid(answer)}"
-        notes = tuple(note for note in answer.enforcement.notes if note not in told)
-        told.update(notes)
+        notes = tuple(note for note in answer.enforcement.notes if note not in printed)
+        printed.update(notes)
         yield from remarks(replace(answer.enforcement, notes=notes))
 
     with agent_at(socket_path) as agent:

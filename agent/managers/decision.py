@@ -253,7 +253,7 @@ class Decision(Struct, frozen=True, dict=True):
 
     @cached_property
     def rejection(self) -> Rejection | None:
-        """Why the pod was rejected, built on first access; None when it was admitted."""
+        """Why the pod was rejected, built on first access; None when it was not rejected."""
         return None if self.cause is None else self.cause.explain()
 
     @property

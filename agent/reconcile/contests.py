@@ -6,7 +6,7 @@ that are contested, and a line for each of these, once per pause.
 - A cgroup is *paused* when repairs of it were reverted again and again: it is not repaired for a
   while (`agent.reconcile.backoff` says how long). What differs meanwhile is *postponed*.
 - A file is *contested* when another process wrote it in a paused cgroup. What differs in cgroups
-  inside because of that was written by nobody, and is not contested.
+  inside follows from that: no process wrote it, and it is not contested.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Contests:
         self._mount = mount
         self._backoff = Backoff()
         #: By cgroup and file: the start of the pause for which a line was last given.
-        self._told: dict[tuple[str, str], float] = {}
+        self._reported: dict[tuple[str, str], float] = {}
 
     def paused(self, now: float) -> Mapping[str, WriterConflict]:
         """Return the cgroups that are not to be repaired yet; `now` is in seconds."""
@@ -53,7 +53,7 @@ class Contests:
         """Return a comparison with its `contested` files and, in `given_way`, the lines on these.
 
         `drift` is what other processes changed since the last comparison. `left_alone` are the
-        paused cgroups that the comparison was told not to repair: none where an operator insists.
+        paused cgroups that the comparison did not repair: none where an operator insists.
         """
         paused = self._backoff.resting(now)
         contested = tuple(
@@ -66,7 +66,7 @@ class Contests:
         # A repair during a pause does not count as another one that was reverted.
         repaired = _repaired(report, (one for one in drift if one.cgroup not in paused))
         self._backoff.note(repaired, now)
-        self._told = {key: since for key, since in self._told.items() if key[0] in paused}
+        self._reported = {key: since for key, since in self._reported.items() if key[0] in paused}
         waiting = frozenset(difference.cgroup for difference in report.postponed)
         return replace(
             _with_constant_details(report, waiting),
@@ -84,9 +84,9 @@ class Contests:
         """Yield what is done about each contested file, once per pause."""
         for difference in contested:
             key, contest = (difference.cgroup, difference.file), left_alone[difference.cgroup]
-            if self._told.get(key) == contest.since:
+            if self._reported.get(key) == contest.since:
                 continue
-            self._told[key] = contest.since
+            self._reported[key] = contest.since
             file = shlex.quote(str(self._mount / difference.cgroup / difference.file))
             next_repair = (
                 f"next repair in {contest.ends - now:.0f} s"

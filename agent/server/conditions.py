@@ -174,7 +174,7 @@ def of_pods(
 
 
 def of_entries(entries: Iterable[ManifestDocument]) -> Iterator[ConditionDocument]:
-    """Yield the entries of sources that ask for a pod in vain."""
+    """Yield a condition for each entry of a source whose pod is not admitted."""
     for entry in entries:
         if entry.state != ADMITTED:
             state = "in conflict" if entry.state == CONFLICT else entry.state
@@ -341,6 +341,6 @@ class ConditionTimes:
 
 
 def _subject(one: ConditionDocument) -> tuple[object, ...]:
-    """Return what distinguishes a condition from others, whatever its message says by now."""
+    """Return what tells a condition from others: its message only where it has no subject."""
     subject = (one.uid, one.container, one.cgroup, one.file)
     return (one.type, one.reason, *subject, "" if any(subject) else one.message)

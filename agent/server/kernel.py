@@ -6,7 +6,8 @@ have, the settings of the host, pauses for other writers, and which differences 
 
 In go the ledger with what is derived from it (`Desired`) and the uids of pods that changed.
 Commands return an `EnforcementReport`, in which a tree or bus that fails is a difference. Questions
-write nothing; where one cannot be answered, it raises what `agent.server.errors.readable` says.
+write nothing; one that cannot be answered raises what `agent.server.errors.readable` says, or
+returns None where its docstring says so.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def cpu_problems(rules: EffectivePolicy, state: CpuState) -> tuple[str, ...]:
 
 
 def with_lost_cpus(rules: EffectivePolicy, state: CpuState) -> tuple[CpuState, tuple[str, ...]]:
-    """Return a state in which CPUs that nobody has are shared, and notes that say so.
+    """Return a state in which CPUs that are neither shared nor allocated are shared, with notes.
 
     A kubelet loses CPUs where a container ends while it starts (kubernetes/kubernetes#136604). No
     pod is known to run there, so they can only be in the shared pool.
