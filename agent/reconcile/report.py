@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from agent.reconcile.desired import ABOVE_PODS, Role
 from cgroupfs.apply import WriteResult
+from cgroupfs.settings import EFFECTIVE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -156,8 +157,6 @@ class EnforcementReport(Struct, frozen=True, dict=True):
 
     # What depends on former observations is set by the controller's side (`agent.server.kernel`).
 
-    #: The cgroups that appeared since the last observation.
-    appeared: tuple[str, ...] = ()
     #: What another process made again soon after repairs, one for each file that it writes.
     contested: tuple[Difference, ...] = ()
     #: What is done about contested files, a line for each that is news.
@@ -172,6 +171,14 @@ class EnforcementReport(Struct, frozen=True, dict=True):
     def remaining(self) -> tuple[Difference, ...]:
         """Every difference that remains, of pods and outside of single pods."""
         return (*self.differences, *self.cgroups.differences)
+
+    @property
+    def first_set(self) -> tuple[str, ...]:
+        """The cgroups that had no set until now: another process created them."""
+        ours = {*self.created, *(one.cgroup for one in self.drift)}
+        unset = {one.cgroup for one in self.found if one.file in EFFECTIVE and not one.observed}
+        written = {write.cgroup for write in self.writes if write.file in EFFECTIVE and write.ok}
+        return tuple(sorted(unset & written - ours))
 
     @property
     def ok(self) -> bool:

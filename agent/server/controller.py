@@ -30,6 +30,8 @@ from agent.server import maintenance
 from agent.server import metrics as names
 from agent.server.admissions import Admissions
 from agent.server.advice import Advisor
+from agent.server.decider import Decider
+from agent.server.effects import Effects
 from agent.server.endings import Endings
 from agent.server.errors import (
     BindingNotFoundError,
@@ -38,7 +40,13 @@ from agent.server.errors import (
 from agent.server.events import operation
 from agent.server.observations import COMPARISON
 from agent.server.pod_records import PodRecord, details
-from agent.server.reports import PodDescriber, RejectionReporter, pods_now, rejection_answer
+from agent.server.reports import (
+    PodDescriber,
+    RejectionReporter,
+    admission_answer,
+    pods_now,
+    rejection_answer,
+)
 from agent.state.checkpoint import host_changes, host_facts
 
 if TYPE_CHECKING:
@@ -71,7 +79,9 @@ class Controller:
         self.events, self.publish, self.outcomes = steps.events, steps.publish, steps.outcomes
         counters = steps.metrics.counters
         self.rejections = RejectionReporter(steps.state, counters, steps.events, steps.clock)
-        self.admissions = Admissions(steps, self.rejections)
+        self.decider = Decider(steps)
+        self._effects = Effects(steps, self.rejections)
+        self._admissions = Admissions(steps, self.decider, self._effects)
         self.advice = Advisor(steps.state)
         self._endings = Endings(steps, self._remove, self.enforce, self.bind)
         #: The pods that run shared and are about to be saved, by uid.
@@ -89,19 +99,21 @@ class Controller:
         """
         with operation("admit", uid=pod.uid, pod=full_name(pod)):
             started = self.clock.monotonic()
-            answer = await self.admissions.admit(pod, source, replace_pod=replace_pod)
+            answer = await self._admissions.admit(pod, source, replace_pod=replace_pod)
             if source.name == API.name:  # a source goes on; a condition says it
-                answer = await self.admissions.prepared(answer)
+                answer = await self._effects.prepared(answer)
             self.metrics.admission_duration.observe(self.clock.monotonic() - started)
             return answer
 
     async def preview(self, pod: Pod, *, replace_pod: bool = False) -> AdmissionDocument:
         """Decide as `admit` would now, and plan the writes, without changing state or metrics."""
-        replaced = self.admissions.replaced(pod) if replace_pod else None
-        decision = self.admissions.preview(pod, API, replaced)
+        replaced = self.decider.replaced(pod) if replace_pod else None
+        decision = self.decider.preview(pod, API, replaced)
         if decision.allocation is None:
             return rejection_answer(pod, decision, dry_run=True)
-        answer = self.admissions.document(decision, decision.allocation, PodRecord(), dry_run=True)
+        answer = admission_answer(
+            self.state, decision, decision.allocation, PodRecord(), dry_run=True
+        )
         answer = views.replacing_answer(answer, replaced)
         desired = self.state.desired_of(decision.ledger)
         plan = await self.steps.observe(self.steps.kernel.plan, desired, pod.uid)
@@ -181,7 +193,7 @@ class Controller:
             # Where another writer contests a cgroup, only comparisons write, ever more rarely.
             found = around(created) - around(each.cgroup for each in self.state.observed.contested)
             if uids := sorted(found & self.state.ledger.allocations.keys()):
-                await self.steps.enforce_new_cgroups(*uids)
+                await self.steps.enforce_pods(*uids)
             elif self.steps.kernel.are_beside_pods(created):
                 await self.steps.enforce_pool()
 

@@ -253,7 +253,7 @@ class Api:
             answer = await self._controller.admit(pod, replace_pod=replace_pod)
         # Trials take many times as long as the decision: only who reads the advice waits for it.
         if _flag(request, "advice"):
-            replaced = self._controller.admissions.replaced(pod) if replace_pod else None
+            replaced = self._controller.decider.replaced(pod) if replace_pod else None
             answer = await self._controller.advice.advised(pod, answer, replaced)
         rules = self._controller.state.configured.rules
         names = (name for each in pod.all_containers() for name in each.resources.requests)

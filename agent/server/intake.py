@@ -90,10 +90,10 @@ class SourceAdmissions:
 
     async def fits(self, pod: Pod, source: Source) -> bool:
         """Return whether a pod would be admitted now."""
-        admissions = self._controller.admissions
+        decider = self._controller.decider
         try:
-            pod = await admissions.with_devices(pod, source)
-            return admissions.preview(pod, source).allocation is not None
+            pod = await decider.with_devices(pod, source)
+            return decider.preview(pod, source).allocation is not None
         except Exception as error:
             raise _failed(source, error) from error
 

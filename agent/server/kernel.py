@@ -104,25 +104,12 @@ class KernelEnforcement:
         self._isolation = isolation
         self._intruders = IntruderCount(probes.monotonic)
         self._contests = Contests(mount)
-        self._cgroups = _KnownCgroups()
+        #: Whether all cgroups were observed since the agent's start.
+        self._compared = False
 
     def enforce(self, target: Desired, *uids: str) -> EnforcementReport:
         """Enforce a ledger after pods were added or changed, or after the shared pool changed."""
-
-        def act() -> EnforcementReport:
-            report = self._enforcer.enforce_change(target, *uids)
-            self._cgroups.note(report)
-            return report
-
-        return self._with_files_and_host(target, act, *uids)
-
-    def enforce_new_cgroups(self, target: Desired, *uids: str) -> EnforcementReport:
-        """Enforce pods in which cgroups appeared; the report names these."""
-
-        def act() -> EnforcementReport:
-            report = self._enforcer.enforce_change(target, *uids)
-            return replace(report, appeared=tuple(sorted(self._cgroups.note(report))))
-
+        act = partial(self._enforcer.enforce_change, target, *uids)
         return self._with_files_and_host(target, act, *uids)
 
     def release(self, target: Desired, allocation: PodAllocation) -> EnforcementReport:
@@ -132,9 +119,7 @@ class KernelEnforcement:
             released = self._enforcer.releaser.pod(allocation)
             # A unit that was bound may be started again at once, on what it had before.
             self._enforcer.releaser.bound(target)
-            report = self._enforcer.enforce_change(target)
-            self._cgroups.note(report)
-            return _noted(report, released.reason)
+            return _noted(self._enforcer.enforce_change(target), released.reason)
 
         return self._with_files_and_host(target, act)
 
@@ -155,15 +140,13 @@ class KernelEnforcement:
             report = self._enforcer.repair(target, left_alone)
             releases = self._enforcer.releaser.orphaned(report.cgroups.orphaned)
             ended = self._enforcer.releaser.bound(target)
-            drift = report.drift if self._cgroups.known else self._drift_before_start(report)
-            appeared = self._cgroups.note(report)
+            drift = report.drift if self._compared else drift_before_start(report, self._layout)
             return replace(
                 _noted(
                     self._contests.judge(report, drift, paused, now),
                     *(release.reason for release in releases),
                 ),
                 drift=drift,
-                appeared=tuple(sorted(appeared)),
                 ended=ended,
                 orphaned=frozenset(self._uids_left(releases)),
             )
@@ -187,6 +170,7 @@ class KernelEnforcement:
         if assigned is not None:
             assigned.before(allocations)
         report = _guarded(action, *uids)
+        self._compared = self._compared or (report.compared and report.pods is None)
         if assigned is not None:
             assigned.after(allocations, report)
         if isolation is not None and (thorough or isolation.active):
@@ -208,29 +192,6 @@ class KernelEnforcement:
         """Return the cgroup of a pod, whether it exists or not, and those bound to the pod."""
         bound = (binding.cgroup for binding in target.bindings.of_pod(allocation.uid))
         return (pod_cgroup(self._tree, self._layout, allocation), *bound)
-
-    def _drift_before_start(self, report: EnforcementReport) -> tuple[Difference, ...]:
-        """Return which differences of the first comparison arose while the agent was stopped.
-
-        These are no drift:
-
-        - what was never enforced: containers that started meanwhile have no set yet, nor have
-          cgroups of no pod;
-        - what follows from the configuration and the host alone: these may have changed meanwhile;
-        - memory that is in use, and what the kubelet did.
-        """
-        unset = {difference.cgroup for difference in report.found if difference.observed == ""}
-
-        def is_drift(difference: Difference) -> bool:
-            never_enforced = difference.cgroup in unset or (
-                not difference.pod and difference.cause is Cause.CONTROLLER_LOST
-            )
-            of_node = difference.cgroup == self._layout.pods() and difference.file not in _SETS
-            by_configuration = of_node or difference.file in _MEMORY_QOS
-            by_others = difference.cause in {Cause.IN_USE, *NO_DRIFT}
-            return not (never_enforced or by_configuration or by_others)
-
-        return tuple(filter(is_drift, report.found))
 
     def _uids_left(self, releases: Iterable[ReleaseReport]) -> Iterator[str]:
         """Yield the uids of the pods whose cgroups still exist."""
@@ -344,45 +305,28 @@ class KernelEnforcement:
         return any(one.file in (CPUS, MEMS) and not one.observed for one in differences)
 
 
-class _KnownCgroups:
-    """Which cgroups exist, so that settings of those that appear are not taken for drift."""
+def drift_before_start(report: EnforcementReport, layout: Layout) -> tuple[Difference, ...]:
+    """Return which differences of the first comparison arose while the agent was stopped.
 
-    def __init__(self) -> None:
-        #: The cgroups by the uid of their pod ("": of no pod), None before the first comparison.
-        self._by_pod: dict[str, frozenset[str]] | None = None
+    These are no drift:
 
-    @property
-    def known(self) -> bool:
-        """Whether all cgroups were observed before."""
-        return self._by_pod is not None
+    - what was never enforced: containers that started meanwhile have no set yet, nor have
+      cgroups of no pod;
+    - what follows from the configuration and the host alone: these may have changed meanwhile;
+    - memory that is in use, and what the kubelet did.
+    """
+    unset = {difference.cgroup for difference in report.found if difference.observed == ""}
 
-    def note(self, report: EnforcementReport) -> frozenset[str]:
-        """Note which cgroups a report shows; return those that appeared since the last one.
-
-        The first comparison precedes each admission. What it shows was there before: the agent was
-        stopped when it appeared.
-        """
-        observed, known = report.cgroups.by_pod, self._by_pod
-        if report.pods is None:
-            self._by_pod = {**observed}
-            if known is None or known == observed:
-                return frozenset()
-            return _all(observed) - _all(known)
-        if known is None:
-            return frozenset()
-        # Only some of the cgroups of no pod were observed: the others are known still.
-        of_no_pod = known.get("", frozenset())
-        appeared = _all(observed).difference(
-            of_no_pod, *(known.get(uid, ()) for uid in report.pods)
+    def is_drift(difference: Difference) -> bool:
+        never_enforced = difference.cgroup in unset or (
+            not difference.pod and difference.cause is Cause.CONTROLLER_LOST
         )
-        for uid in report.pods:
-            known.pop(uid, None)
-        known.update({**observed, "": of_no_pod | observed.get("", frozenset())})
-        return appeared
+        of_node = difference.cgroup == layout.pods() and difference.file not in _SETS
+        by_configuration = of_node or difference.file in _MEMORY_QOS
+        by_others = difference.cause in {Cause.IN_USE, *NO_DRIFT}
+        return not (never_enforced or by_configuration or by_others)
 
-
-def _all(cgroups: Mapping[str, Iterable[str]]) -> frozenset[str]:
-    return frozenset().union(*cgroups.values())
+    return tuple(filter(is_drift, report.found))
 
 
 def _guarded(action: Callable[[], EnforcementReport], *uids: str) -> EnforcementReport:

@@ -34,7 +34,7 @@ from agent.api.documents import (
 from agent.api.map import map_of_allocations
 from agent.api.views import cordon_documents, pod_document
 from agent.managers.allocation import API, Origin, Source
-from agent.managers.cpu.manager import exclusive_cpus
+from agent.managers.cpu.manager import exclusive_cpus, shared_cpus
 from agent.managers.decision import Reason
 from agent.managers.quality import verdict
 from agent.managers.recovery import describe_recovered
@@ -371,6 +371,30 @@ class RejectionReporter:
         self._notify(status, source)
 
 
+def admission_answer(
+    state: AgentState,
+    decision: Decision,
+    allocation: PodAllocation,
+    record: PodRecord,
+    *,
+    dry_run: bool = False,
+) -> AdmissionDocument:
+    """Return the answer to a pod that is, or with `dry_run` would be, admitted."""
+    # Pods that were decided together with this one may have made the pool smaller.
+    ledger = decision.ledger if dry_run else state.ledger
+    describer = PodDescriber.of(state, shared_cpus(state.configured.rules, ledger))
+    return AdmissionDocument(
+        uid=allocation.uid,
+        name=allocation.name,
+        namespace=allocation.namespace,
+        admitted=True,
+        dry_run=dry_run,
+        already_admitted=decision.already_admitted,
+        pod=describer.document(allocation, None if dry_run else record),
+        explanation=record.explanation or views.explanation_document(decision),
+    )
+
+
 def rejection_answer(pod: Pod, decision: Decision, *, dry_run: bool = False) -> AdmissionDocument:
     """Return the answer to a pod that was rejected."""
     rejection = rejection_of(decision)
@@ -467,8 +491,8 @@ class OutcomeReporter:
         self._note_cgroups(outcome)
         allocations = self._state.ledger.allocations
         self._state.observed.records.note_running(outcome, allocations, self._clock.monotonic())
-        if outcome.appeared:
-            log.info("settings applied to new cgroups", cgroups=outcome.appeared)
+        if cgroups := outcome.first_set:
+            log.info("settings applied to new cgroups", cgroups=cgroups)
         self._note_drift(outcome)
         pods = outcome.pods if outcome.compared else frozenset[str]()
         news = self._state.observed.records.note_unenforced(outcome.unenforced(), allocations, pods)

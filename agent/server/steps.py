@@ -180,12 +180,6 @@ class Steps:
         """Have the kernel enforce what saved pods are to have."""
         await self._enforced(partial(self.kernel.enforce, self.state.target(), *uids), *uids)
 
-    async def enforce_new_cgroups(self, *uids: str) -> None:
-        """Have the kernel enforce what pods are to have in which cgroups appeared."""
-        await self._enforced(
-            partial(self.kernel.enforce_new_cgroups, self.state.target(), *uids), *uids
-        )
-
     async def enforce_pool(self) -> EnforcementReport:
         """Have the kernel enforce another shared pool, which is saved."""
         return await self._enforced(partial(self.kernel.enforce, self.state.target()))

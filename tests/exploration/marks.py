@@ -20,8 +20,8 @@ from agent.managers.decision import Decision
 from agent.managers.ledger import Ledger
 from agent.pods.model import Pod
 from agent.reconcile.diff import Difference
-from agent.server.admissions import Admission, _Decided
 from agent.server.configured import ConfiguredHost
+from agent.server.decider import Admission, Proposal
 from agent.server.intake import Entry, EntryOutcome, PodIntake
 from agent.server.queue import Job, SerialQueue, Turns, Waiting
 from agent.sources.source import SourceEntry
@@ -138,10 +138,10 @@ _RULES: Final[Mapping[type, Callable[[Any], Plain]]] = {
     Difference: lambda difference: (str(difference.cause), difference.file),
     Pod: lambda pod: pod.uid,
     Decision: lambda decision: (decision.uid, _of(decision.allocation), _of(decision.ledger)),
-    _Decided: lambda decided: (
-        _of(decided.decision),
-        decided.suspended is not None,
-        _of(decided.replaced),
+    Proposal: lambda proposal: (
+        _of(proposal.decision),
+        proposal.suspended is not None,
+        _of(proposal.replaced),
     ),
     Admission: lambda admission: (_of(admission.pod), _of(admission.outcome)),
     Job: lambda job: (job.action.__qualname__, _of(job.outcome)),

@@ -13,9 +13,11 @@ import pytest
 import structlog
 
 from agent.devices.providers import Providers
-from agent.server import admissions, maintenance
-from agent.server.admissions import Admission, Admissions
+from agent.server import effects, maintenance
+from agent.server.admissions import Admissions
 from agent.server.controller import Controller
+from agent.server.decider import Admission, Decider
+from agent.server.effects import Effects
 from agent.server.queue import Job, SerialQueue, outcome_of
 from agent.server.state import AgentState
 from agent.server.steps import Steps
@@ -75,17 +77,17 @@ def test_a_story_is_the_same_each_time() -> None:
 
 def decided_on_one_ledger(patch: pytest.MonkeyPatch) -> None:
     """All pods of a group are decided on the ledger of the state."""
-    decide = Admissions._decide
+    propose = Decider.propose
 
-    def mutant(self: Admissions, request: Admission, _: Ledger) -> object:
-        return decide(self, request, self._state.ledger)
+    def mutant(self: Decider, request: Admission, _: Ledger) -> object:
+        return propose(self, request, self._state.ledger)
 
-    patch.setattr(Admissions, "_decide", mutant)
+    patch.setattr(Decider, "propose", mutant)
 
 
 def decided_on_one_ledger_and_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     decided_on_one_ledger(patch)
-    patch.setattr(admissions, "_check_unique", lambda *_: None)
+    patch.setattr(effects, "_check_unique", lambda *_: None)
 
 
 def never_alone(patch: pytest.MonkeyPatch) -> None:
@@ -151,7 +153,7 @@ def rejected_ones_forgotten(patch: pytest.MonkeyPatch) -> None:
     async def mutant(*_: object) -> None:
         await asyncio.Event().wait()
 
-    patch.setattr(Admissions, "_reject", mutant)
+    patch.setattr(Effects, "_reject", mutant)
 
 
 def preparation_not_saved(patch: pytest.MonkeyPatch) -> None:

@@ -375,7 +375,7 @@ class World:
             self._check_enforced(allocation)
 
     def _would_fit(self, number: int) -> bool:
-        return self.controller.admissions.preview(self._pod(number), API).allocation is not None
+        return self.controller.decider.preview(self._pod(number), API).allocation is not None
 
     def check_end(self) -> None:
         """Raise `BrokenError` unless all is as it must be when nothing is left to happen."""

@@ -14,7 +14,7 @@ from agent.devices.provider import DeviceError
 from agent.devices.providers import Providers
 from agent.managers.policy import PluginDevice
 from agent.pods.manifest import load_pod
-from agent.server import admissions
+from agent.server import decider
 from agent.server.errors import PodRemovedError
 from sysfs.mask import Mask
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, running
@@ -92,7 +92,7 @@ async def test_a_plugin_that_hangs_costs_all_others_its_time_only(
     world: World, provider: Hanging, monkeypatch: pytest.MonkeyPatch, hangs: str, *, admits: bool
 ) -> None:
     """Without a preference the pod is admitted, without the devices it is rejected."""
-    monkeypatch.setattr(admissions, "PLUGIN_SECONDS", 0.1)
+    monkeypatch.setattr(decider, "PLUGIN_SECONDS", 0.1)
     async with running(world) as agent:
         waiting = await begun(agent, provider, hangs)
         other = asyncio.create_task(agent.controller.admit(WEB))
@@ -108,8 +108,8 @@ async def test_a_plugin_that_hangs_costs_all_others_its_time_only(
 async def test_beside_a_container_runtime_plugins_have_less_time(
     world: World, provider: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admissions, "PLUGIN_SECONDS_BESIDE_RUNTIME", 0.01)
-    monkeypatch.setattr(admissions, "PLUGIN_SECONDS", 1000)
+    monkeypatch.setattr(decider, "PLUGIN_SECONDS_BESIDE_RUNTIME", 0.01)
+    monkeypatch.setattr(decider, "PLUGIN_SECONDS", 1000)
     async with running(world) as agent:
         agent.controller.state.parts.runtime = lambda: RuntimeDocument(connected=True, since=0.0)
         assert not (await (await begun(agent, provider))).admitted

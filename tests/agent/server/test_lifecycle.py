@@ -15,7 +15,7 @@ from agent.cluster.plugs import PLUGS
 from agent.config.model import MemoryReservationPolicy
 from agent.pods.quantity import Quantity
 from agent.server import lifecycle as service_module
-from agent.server.admissions import decide
+from agent.server.decider import decide
 from agent.server.limits import Caller
 from agent.server.queue import called_by
 from agent.server.wiring import Fakes, Wiring
@@ -190,7 +190,7 @@ async def test_an_unexpected_failure_of_one_pod_leaves_the_other_files_alone(
             raise KeyError("a mistake in the managers")
         return decide(configured, ledger, pod)
 
-    monkeypatch.setattr("agent.server.admissions.decide", failing)
+    monkeypatch.setattr("agent.server.decider.decide", failing)
     async with running(world) as agent:
         status = await asyncio.to_thread(agent.client.status)
         assert [entry.state for entry in status.manifests] == ["invalid", "admitted"]

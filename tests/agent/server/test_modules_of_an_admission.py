@@ -20,7 +20,7 @@ PACKAGES: Final = ("agent/", "cgroupfs/", "sysfs/", "systemd/")
 #: The kernel of the test, and the side of the command.
 OTHERS: Final = ("cgroupfs/emulated/", "agent/api/client.py")
 #: 70 are desired; a change that enters fewer lowers the number.
-MOST: Final = 77
+MOST: Final = 79
 
 
 @contextmanager

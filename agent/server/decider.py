@@ -1,0 +1,271 @@
+"""What a pod gets, decided on the state of the agent; nothing is saved or enforced here.
+
+In goes a pod that waits in the line (`Admission`) and a ledger, out comes a `Proposal`. The first
+of these steps that rejects the pod ends them:
+
+1. A pod that another source asks for is left to that source.
+2. A pod with the name of an admitted pod is rejected, or is decided on the ledger without that one
+   where it is to replace it.
+3. A host that the configuration does not fit admits no new pod.
+4. The pod is decided by policy, ledger and specification (`agent.managers.admission.admit`).
+
+Where step 4 depends on which devices a plugin prefers, `propose` goes on as if none did, and
+says so in the proposal. `with_preferences` then asks the plugins and decides again with their
+answers, `with_delivery` has them deliver the devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.api.documents import AdmissionDocument
+from agent.devices.providers import (
+    PLUGIN_SECONDS,
+    PLUGIN_SECONDS_BESIDE_RUNTIME,
+    DeliveryError,
+)
+from agent.managers.admission import admit, remove
+from agent.managers.allocation import KUBELET
+from agent.managers.decision import Decision, Question, Reason, Rejection
+from agent.pods.model import extended_resource_fault
+from agent.progress import moved
+from agent.server.preparations import ASKED
+from agent.server.queue import Job, outcome_of
+from agent.sources.source import assigned, belongs_elsewhere, lasting, name_taken
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping
+
+    from agent.managers.allocation import PodAllocation, Source
+    from agent.managers.decision import Suspended
+    from agent.managers.ledger import Ledger
+    from agent.pods.model import Pod
+    from agent.server.configured import ConfiguredHost
+    from agent.server.steps import Steps
+
+#: The share of the time that plugins have for a pod in which they may say what they prefer.
+PREFERENCE_SHARE: Final = 0.4
+
+#: The devices that plugins prefer, by the question that each was asked.
+_Answers = MappingProxyType[Question, tuple[str, ...]]
+_UNASKED: Final[_Answers] = MappingProxyType({})
+
+
+class Admission(Job[AdmissionDocument], eq=False, kw_only=True):
+    """One pod to admit, which waits in the line."""
+
+    #: The pod, with the devices that the kubelet gave to it.
+    pod: Pod
+    source: Source
+    replace_pod: bool
+
+    async def answer(self, work: Coroutine[None, None, AdmissionDocument]) -> None:
+        """Let the caller have what work returns or raises, in the caller's context."""
+        self.settle(*await outcome_of(work, self.context))
+        moved()
+
+
+class Proposal(Struct, frozen=True):
+    """A decision on a pod that is not saved."""
+
+    request: Admission
+    decision: Decision
+    #: The admitted pod whose place the pod takes.
+    replaced: PodAllocation | None = None
+    #: The first point of the decision that depends on plugins that were not asked.
+    suspended: Suspended | None = None
+    #: How long the decision took, in seconds.
+    seconds: float = 0.0
+
+    @property
+    def pod(self) -> Pod:
+        """The pod of the request."""
+        return self.request.pod
+
+    @property
+    def allocation(self) -> PodAllocation | None:
+        """What the pod gets; None if it is rejected."""
+        return self.decision.allocation
+
+    @property
+    def needs_plugins(self) -> bool:
+        """Whether plugins have to be asked, or have to deliver devices."""
+        if self.suspended is not None:
+            return True
+        if self.allocation is None or self.decision.already_admitted:
+            return False
+        return self.allocation.has_devices
+
+
+class PluginTime(NamedTuple):
+    """Until when plugins have time for a pod, in seconds of the loop's clock."""
+
+    preferences: float
+    delivery: float
+
+
+class Decider:
+    """Decides on pods; changes neither the state nor a metric."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._state = steps.state
+
+    def propose(self, request: Admission, ledger: Ledger, answers: _Answers = _UNASKED) -> Proposal:
+        """Decide on a pod that waits.
+
+        `ledger` is that of the state, perhaps with pods which have neither the uid nor the name of
+        this one.
+        """
+        clock = self._steps.clock
+        replaced = self.replaced(request.pod) if request.replace_pod else None
+        started = clock.monotonic()
+        decision, suspended = self._decide(request.pod, request.source, ledger, replaced, answers)
+        seconds = clock.monotonic() - started
+        return Proposal(request, decision, replaced, None if answers else suspended, seconds)
+
+    def preview(self, pod: Pod, source: Source, replaced: PodAllocation | None = None) -> Decision:
+        """Decide as an admission would now, as if no plugin preferred any device."""
+        return self._decide(pod, source, self._state.ledger, replaced, _UNASKED)[0]
+
+    def replaced(self, pod: Pod) -> PodAllocation | None:
+        """Return the one admitted pod that a pod would replace, None if there is not one."""
+        others = self._state.namesakes(pod)
+        return others[0] if len(others) == 1 else None
+
+    async def with_devices(self, pod: Pod, source: Source) -> Pod:
+        """Return a pod with the devices that the kubelet beside the agent gave to its containers.
+
+        The kubelet is asked only about its own pods, of these about those that ask for a resource
+        which the agent does not provide.
+        """
+        kubelet = self._state.parts.kubelet_devices
+        if kubelet is None or source.name != KUBELET:
+            return pod
+        provided = self._state.configured.rules.policy.devices
+        if all(
+            name in provided or extended_resource_fault(name) is not None
+            for container in pod.all_containers()
+            for name in container.resources.limits
+        ):
+            return pod
+        given = await kubelet.of(pod)
+        return replace(pod, given_devices=given) if given else pod
+
+    def plugin_time(self) -> PluginTime:
+        """Return how long plugins have for a pod from now on."""
+        now, parts = asyncio.get_running_loop().time(), self._state.parts
+        runtime = None if parts.runtime is None else parts.runtime()
+        waits = runtime is not None and runtime.connected
+        seconds = PLUGIN_SECONDS_BESIDE_RUNTIME if waits else PLUGIN_SECONDS
+        return PluginTime(now + PREFERENCE_SHARE * seconds, now + seconds)
+
+    async def with_preferences(self, proposal: Proposal, time: PluginTime) -> Proposal:
+        """Ask plugins what they prefer, and decide again with their answers."""
+        if proposal.suspended is None:
+            return proposal
+        answers = await self._preferences(proposal.suspended, time.preferences)
+        return self.propose(proposal.request, self._state.ledger, answers)
+
+    async def with_delivery(self, proposal: Proposal, time: PluginTime) -> Proposal:
+        """Have plugins deliver the devices of a pod; one that does not deliver rejects the pod."""
+        allocation, providers = proposal.allocation, self._state.parts.providers
+        if allocation is None or not allocation.has_devices:
+            return proposal
+        try:
+            delivered = await providers.delivered(allocation, time.delivery)
+        except DeliveryError as error:
+            return replace(proposal, decision=self._undelivered(proposal.decision, error))
+        if providers.prepares(delivered):
+            delivered = replace(delivered, unprepared=ASKED)
+        return replace(proposal, decision=replace(proposal.decision, allocation=delivered))
+
+    async def _preferences(self, suspended: Suspended | None, latest: float) -> _Answers:
+        """Ask plugins what they prefer until the decision has no further question.
+
+        A plugin that has not answered by `latest`, in seconds of the loop, prefers nothing.
+        """
+        answers: dict[Question, tuple[str, ...]] = {}
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(latest):
+                while suspended is not None:
+                    answers |= await self._state.parts.providers.answers(suspended.questions)
+                    suspended = suspended.resume(answers).suspended
+        for question in () if suspended is None else suspended.questions:
+            answers.setdefault(question, ())
+        return MappingProxyType(answers)
+
+    def _undelivered(self, decision: Decision, error: DeliveryError) -> Decision:
+        return Decision(
+            decision.uid,
+            self._state.ledger,
+            cause=Rejection(
+                Reason.UNEXPECTED,
+                f"Allocate failed due to {error.message}, which is unexpected",
+                remedy=error.remedy,
+                resource=error.resource,
+                container=error.container,
+                asked=len(error.ids),
+            ),
+            hints=decision.hints,
+            asked=decision.asked,
+            pod=decision.pod,
+        )
+
+    def _decide(
+        self,
+        pod: Pod,
+        source: Source,
+        ledger: Ledger,
+        replaced: PodAllocation | None,
+        answers: Mapping[Question, tuple[str, ...]],
+    ) -> tuple[Decision, Suspended | None]:
+        """Return the decision, and its first point that depends on a question without an answer.
+
+        Such a question counts as answered with no preference.
+        """
+        decision, unanswered = self._begin(pod, source, ledger, replaced), None
+        while (suspended := decision.suspended) is not None:
+            if unanswered is None and not answers.keys() >= {*suspended.questions}:
+                unanswered = suspended
+            decision = suspended.resume(
+                {question: answers.get(question, ()) for question in suspended.questions}
+            )
+        return lasting(assigned(decision, ledger, source), pod), unanswered
+
+    def _begin(
+        self, pod: Pod, source: Source, ledger: Ledger, replaced: PodAllocation | None
+    ) -> Decision:
+        """Decide on a pod up to the first question for a plugin, in the steps of the module."""
+        state = self._state
+        # 1. A pod of another source.
+        if (owner := state.other_owner(pod.uid, source)) is not None:
+            return belongs_elsewhere(ledger, pod, *owner)
+        # 2. A name that another pod has.
+        if replaced is None:
+            if others := state.namesakes(pod):
+                return name_taken(ledger, pod, others)
+        elif (owner := state.asked_for_by(replaced.uid)) is not None:
+            return belongs_elsewhere(ledger, pod, *owner, uid=replaced.uid)
+        else:
+            ledger = remove(state.configured.rules, ledger, replaced.uid)
+        # 3. and 4.
+        return decide(state.configured, ledger, pod)
+
+
+def decide(configured: ConfiguredHost, ledger: Ledger, pod: Pod) -> Decision:
+    """Decide by the effective policy; a frozen host admits no new pod."""
+    if configured.frozen and pod.uid not in ledger.allocations:
+        rejection = Rejection(
+            Reason.UNEXPECTED,
+            f"the configuration does not fit this host: {'; '.join(configured.mismatches)}",
+            remedy="correct the configuration and restart the agent; running pods are not affected",
+        )
+        return Decision(pod.uid, ledger, cause=rejection)
+    return admit(configured.rules, ledger, pod)
