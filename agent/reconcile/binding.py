@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from agent.managers.allocation import NO_BINDINGS, Binding, Bindings
 from agent.pods.model import full_name
-from agent.reconcile.identify import pod_cgroup
+from agent.reconcile.placement import pod_cgroup
 from agent.reconcile.report import BindingError
 from cgroupfs.errors import CgroupPathError
 from cgroupfs.names import RUNTIME_SUBGROUPS, from_proc, parse_container

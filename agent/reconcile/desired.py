@@ -58,7 +58,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from agent.managers.allocation import PodAllocation
-    from agent.reconcile.identify import IdentifiedCgroups, Located, LocatedPod, OrphanedCgroup
+    from agent.reconcile.identify import Located
+    from agent.reconcile.orphans import OrphanedCgroup
+    from agent.reconcile.pod_cgroups import IdentifiedCgroups, LocatedPod
     from agent.reconcile.quota import ContainerSettings, EnforcedControllers
     from agent.reconcile.target import Desired, PodClasses
 

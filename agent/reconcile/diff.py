@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from agent.managers.allocation import PodAllocation
     from agent.reconcile.desired import DesiredCgroup
-    from agent.reconcile.identify import LocatedPod
+    from agent.reconcile.pod_cgroups import LocatedPod
     from cgroupfs.state import CgroupState, Writer, WriterRecord
     from cgroupfs.tree import CgroupTree
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from agent.reconcile.identify import given_up, pod_cgroup, runs, subgroups
+from agent.reconcile.identify import subgroups
+from agent.reconcile.orphans import given_up, runs
+from agent.reconcile.placement import pod_cgroup
 from agent.reconcile.report import ReleaseReport
 from cgroupfs.errors import CgroupNameError
 from cgroupfs.settings import CPUS, MEMBER, MEMS, PARTITION, partition_fault

@@ -40,7 +40,6 @@ from agent.reconcile.diff import (
 )
 from agent.reconcile.drivers import CreateError, ToRecord, record_of
 from agent.reconcile.ending import Releaser
-from agent.reconcile.identify import identify_cgroups
 from agent.reconcile.observe import (
     ANY_CHILD,
     NeededControllers,
@@ -49,6 +48,7 @@ from agent.reconcile.observe import (
     steadily,
     still_resting,
 )
+from agent.reconcile.pod_cgroups import identify_cgroups
 from agent.reconcile.quota import EVERYTHING, EnforcedControllers
 from agent.reconcile.remarks import (
     beside,
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from agent.reconcile.desired import DesiredCgroup, HostSettings, PartitionWords
     from agent.reconcile.diff import WriterOf
     from agent.reconcile.drivers import PodCgroups, UnitState
-    from agent.reconcile.identify import KnownContainers
+    from agent.reconcile.pod_cgroups import KnownContainers
     from agent.reconcile.target import Desired
     from agent.runtimes import ContainerIdentifier
     from cgroupfs.apply import WriteOutcome

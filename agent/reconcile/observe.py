@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from agent.reconcile.desired import DesiredCgroup
     from agent.reconcile.diff import Difference
-    from agent.reconcile.identify import IdentifiedCgroups, LocatedPod
+    from agent.reconcile.pod_cgroups import IdentifiedCgroups, LocatedPod
     from agent.reconcile.target import AffectedPods
     from cgroupfs.plan import Setting
     from cgroupfs.state import CgroupState, Reading, WriterRecord

@@ -25,8 +25,9 @@ from agent.reconcile.binding import OtherBindings, cgroup_named, cgroup_of_pid, 
 from agent.reconcile.contests import Contests
 from agent.reconcile.diff import NO_DRIFT, Cause, Difference
 from agent.reconcile.drivers import Lives
-from agent.reconcile.identify import pod_cgroup, runs
 from agent.reconcile.observe import steadily
+from agent.reconcile.orphans import runs
+from agent.reconcile.placement import pod_cgroup
 from agent.reconcile.report import EnforcementReport
 from agent.server.errors import readable
 from agent.server.intruders import IntruderCount, read_tasks

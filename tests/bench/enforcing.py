@@ -17,7 +17,7 @@ from agent.managers.admission import admit, remove
 from agent.managers.cpu.manager import shared_cpus
 from agent.reconcile.drivers import DirectoryCgroups, SliceCgroups
 from agent.reconcile.enforcer import Enforcer
-from agent.reconcile.identify import pod_cgroup
+from agent.reconcile.placement import pod_cgroup
 from agent.reconcile.target import Desired
 from agent.server.memory import settle_memory
 from cgroupfs.names import Driver, Layout

@@ -10,12 +10,11 @@ from msgspec.structs import replace
 from agent.managers.allocation import NO_BINDINGS, Binding, Bindings
 from agent.reconcile.identify import (
     IdentifiedBy,
-    IdentifiedCgroups,
     Subgroup,
     identify,
-    identify_cgroups,
     name_match,
 )
+from agent.reconcile.pod_cgroups import IdentifiedCgroups, identify_cgroups
 from agent.reconcile.running_pods import pod_uids, seen_pods
 from agent.runtimes import RuntimeName
 from cgroupfs.names import Driver
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.pods.model import Named
-    from agent.reconcile.identify import KnownContainers
+    from agent.reconcile.pod_cgroups import KnownContainers
     from cgroupfs.emulated.kernel import EmulatedKernel
     from cgroupfs.state import WriterRecord
     from tests.fakes.kernel import Operation

@@ -13,7 +13,8 @@ from agent.reconcile.desired import Role, desired_cgroups
 from agent.reconcile.diff import Cause
 from agent.reconcile.drivers import DirectoryCgroups
 from agent.reconcile.enforcer import Enforcer
-from agent.reconcile.identify import IdentifiedBy, IdentifiedCgroups, Located, LocatedPod
+from agent.reconcile.identify import IdentifiedBy, Located
+from agent.reconcile.pod_cgroups import IdentifiedCgroups, LocatedPod
 from agent.reconcile.quota import (
     EVERYTHING,
     EnforcedControllers,

@@ -12,12 +12,11 @@ from agent.pods.model import ContainerKind
 from agent.reconcile.desired import Role, desired_cgroups
 from agent.reconcile.identify import (
     IdentifiedBy,
-    IdentifiedCgroups,
     Located,
-    LocatedPod,
-    OrphanedCgroup,
     Subgroup,
 )
+from agent.reconcile.orphans import OrphanedCgroup
+from agent.reconcile.pod_cgroups import IdentifiedCgroups, LocatedPod
 from agent.reconcile.target import Desired
 from cgroupfs.plan import Setting, make_plan
 from sysfs.mask import EMPTY, Mask

@@ -20,7 +20,7 @@ from agent.managers.memory.state import memory_charge
 from agent.managers.policy import MemoryManagerPolicy, PluginDevice, TopologyManagerScope
 from agent.pods.manifest import load_pod
 from agent.pods.quantity import Quantity
-from agent.reconcile.identify import pod_cgroup
+from agent.reconcile.placement import pod_cgroup
 from agent.reconcile.withheld import read_withheld
 from agent.server.configured import situate
 from agent.server.wiring import Fakes, Wiring

@@ -19,8 +19,8 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 PACKAGES: Final = ("agent/", "cgroupfs/", "sysfs/", "systemd/")
 #: The kernel of the test, and the side of the command.
 OTHERS: Final = ("cgroupfs/emulated/", "agent/api/client.py")
-#: 70 are desired; a change that enters fewer lowers the number.
-MOST: Final = 79
+#: A module more has to be worth it to who reads the path; a change that enters fewer lowers this.
+MOST: Final = 82
 
 
 @contextmanager
