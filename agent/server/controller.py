@@ -185,13 +185,15 @@ class Controller:
         """Have the kernel enforce the pods in which cgroups were created, and those beside pods.
 
         Each moment before, a container that starts may run on its siblings' exclusive CPUs, and
-        what starts in a cgroup beside the pods on any.
+        what starts in a cgroup beside the pods on any: so may a bound unit of whose CPUs, which
+        systemd has on record, none is online.
         """
 
         async def enforce() -> None:
-            around = self.steps.kernel.pods_around
+            around, target = self.steps.kernel.pods_around, self.state.target()
             # Where another writer contests a cgroup, only comparisons write, ever more rarely.
-            found = around(created) - around(each.cgroup for each in self.state.observed.contested)
+            contested = [each.cgroup for each in self.state.observed.contested]
+            found = around(target, created) - around(target, contested)
             if uids := sorted(found & self.state.ledger.allocations.keys()):
                 await self.steps.enforce_pods(*uids)
             elif self.steps.kernel.are_beside_pods(created):

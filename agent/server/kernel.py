@@ -38,7 +38,7 @@ from cgroupfs.tree import all_ancestors
 from systemd.units import SystemdError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from agent.api.documents import BindRequest, KernelDocument, VerificationDocument
@@ -243,10 +243,12 @@ class KernelEnforcement:
             settings[container] = (*settings.get(container, ()), kernel_document(report))
         return settings
 
-    def pods_around(self, cgroups: Iterable[str]) -> frozenset[str]:
-        """Return the uids of the pods whose cgroups lie above any of these."""
-        around = map(self._layout.parse_pod, all_ancestors(cgroups))
-        return frozenset(pod.uid for pod in around if pod is not None)
+    def pods_around(self, target: Desired, cgroups: Collection[str]) -> frozenset[str]:
+        """Return the uids of the pods whose cgroups lie above any of these, or are bound to one."""
+        above = all_ancestors(cgroups)
+        around = map(self._layout.parse_pod, above)
+        bound = (each.pod_uid for each in target.bindings if each.cgroup in above.union(cgroups))
+        return frozenset((*(pod.uid for pod in around if pod is not None), *bound))
 
     def are_beside_pods(self, cgroups: Iterable[str]) -> bool:
         """Return whether one of these belongs to no pod and has to keep off exclusive CPUs."""

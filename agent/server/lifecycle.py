@@ -26,6 +26,7 @@ from agent.server.observations import COMPARISON
 from agent.server.peers import callers_of, user_caller
 from agent.server.queue import QueueStopped
 from agent.sources.source import SourceUnreadableError
+from cgroupfs.tree import parent
 
 if TYPE_CHECKING:
     import socket
@@ -415,9 +416,13 @@ class Service:
 
     def _follow_cgroups(self) -> None:
         watched, controller = self._around.cgroups, self._controller
+        bindings = controller.state.durable.bindings
+        # The root, too: what appears at the top follows at once. So does a unit that was bound.
+        above = {"", *(parent(binding.cgroup) for binding in bindings)}
         if watched is not None and self._watching(
-            # The root, too: what appears at the top follows at once.
-            lambda: watched.follow({"", *controller.outcomes.cgroups}, controller.outcomes.renewed)
+            lambda: watched.follow(
+                {*above, *controller.outcomes.cgroups}, controller.outcomes.renewed
+            )
         ):
             controller.outcomes.renewed.clear()
             controller.state.observed.conditions.pop(_INOTIFY, None)

@@ -11,7 +11,7 @@ from agent.api.documents import BindRequest
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.server.errors import BindingNotFoundError
 from sysfs.mask import Mask
-from tests.agent.server.sites import alive, pod_of, with_agent
+from tests.agent.server.sites import alive, hotplug, pod_of, with_agent
 from tests.agent.server.support import next_event
 from tests.fakes.effects import Effects
 
@@ -197,3 +197,24 @@ def test_what_enters_a_removed_pod_at_the_last_moment_is_not_ended(units: Site) 
         assert not units.kernel.exists(units.cgroup(ONE))
 
     with_agent(units, play, Effects(enter_before_the_stop))
+
+
+def test_a_bound_unit_that_starts_while_its_cpus_are_offline_is_kept_off_those_of_others(
+    units: Site,
+) -> None:
+    systemd, unit = units.systemd, "db.service"
+    assert systemd is not None
+    bound = systemd.start_service(unit, 900)
+
+    async def restart_offline(controller: Controller) -> None:
+        await admitted(controller, bound)
+        await controller.admit(pod_of("other", OTHER, "main=2"))
+        systemd.stop_service(unit)
+        await hotplug(units, controller, "0,2-8,10-15")
+        await controller.reconcile()
+        systemd.start_service(unit, 901)
+        assert units.cpus_of(bound) == REST, "on record are CPUs of which none is online"
+        await controller.meet({bound})
+        assert units.cpus_of(bound) == REST - Mask.of(2, 10)
+
+    with_agent(units, restart_offline)

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.client import AgentError
+from agent.api.documents import BindRequest
 from agent.cluster.plugs import PLUGS
 from agent.config.model import MemoryReservationPolicy
 from agent.pods.quantity import Quantity
@@ -311,6 +312,26 @@ async def test_a_container_that_starts_gets_its_cpus_without_a_comparison_of_all
         world.kernel.mkdir(f"{POD}/c0")
         watch.appearing.put_nowait((f"{POD}/c0", "kubepods/podof-no-ledger/c0"))
         await until(lambda: world.kernel.read(f"{POD}/c0", "cpuset.cpus") == "1,9\n")
+
+
+@in_loop
+async def test_a_bound_unit_that_starts_again_gets_its_cpus_without_a_comparison_of_all_pods(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, bound = FullWatch(), "system/db"
+    for path in ("system", bound):
+        world.kernel.write(path.rpartition("/")[0], "cgroup.subtree_control", "+cpuset +cpu")
+        world.kernel.mkdir(path)
+    async with running(world, cgroups=watch) as agent:
+        await agent.ask(agent.client.admit, manifest())
+        await agent.ask(agent.client.bind, UID, "c0", BindRequest(cgroup=f"/{bound}"))
+        await agent.service._reconcile()
+        assert "system" in watch.watched
+        monkeypatch.setattr(agent.controller, "reconcile", lambda **_: asyncio.Event().wait())
+        world.kernel.rmdir(bound)
+        world.kernel.mkdir(bound)
+        watch.appearing.put_nowait((bound,))
+        await until(lambda: world.kernel.read(bound, "cpuset.cpus") == "1,9\n")
 
 
 @in_loop
