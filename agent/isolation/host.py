@@ -49,6 +49,7 @@ from agent.isolation.rows import (
 from agent.managers.policy import IsolationMode
 from agent.state.checkpoint import CheckpointIOError
 from cgroupfs.plan import Setting
+from cgroupfs.settings import PARTITION, partition_fault
 from cgroupfs.tree import is_within, parent
 from sysfs.mask import EMPTY, Mask
 from systemd.units import unit_of
@@ -106,6 +107,7 @@ class HostIsolation:
         #: Whether anything is configured: else only a comparison looks for what is left to restore.
         self.active = config != IsolationConfig()
         self._places = places
+        self._pods = pods
         self._custody = Custody(places, originals)
         self._groups = ResctrlGroups(config.resctrl, places, self._custody)
         self._interrupts = _Interrupts(places, self._custody)
@@ -237,6 +239,7 @@ class HostIsolation:
                 if thorough:
                     self._places.refresh()
                     conditions |= self._own_sets(asked, bound)
+                    conditions |= self._invalid_of_others()
                 self.report = self._applied(asked, conditions, thorough=thorough)
             uids = {uid for pods in asked.resctrl.values() for uid in pods}
             if not changed:
@@ -374,6 +377,16 @@ class HostIsolation:
                         "exclusive to a pod: it does without them"
                     )
                     yield f"isolation /{cgroup}", message
+
+    def _invalid_of_others(self) -> Iterator[tuple[str, str]]:
+        """Yield invalid partitions that other programs asked for: of the cgroup of all pods."""
+        for at, (word, _) in self._places.partitions((self._pods,)).items():
+            if partition_fault(word) is not None:
+                does = (
+                    "should the kernel make it valid later, pods have only its CPUs: write member "
+                    f"into {PARTITION} of /{at}"
+                )
+                yield f"partition /{at}", f"another program's partition /{at} is {word!r}; {does}"
 
     def _take_back(self, pass_: _Pass) -> None:
         """Have the kernel give back CPUs that no cgroup has, for the second time in a row.

@@ -668,6 +668,17 @@ class HostPlaces:
         shown = self._shown((cgroup,), PARTITION)
         return cgroup == _RETURNED or any(is_partition(word) for _, (word,) in shown)
 
+    def partitions(self, cgroups: Iterable[str]) -> Mapping[str, tuple[str, Mask]]:
+        """Return, of those of these cgroups that exist, the partition shown and the CPUs listed.
+
+        The CPUs are those of `cpuset.cpus.exclusive` where that is set, else of `cpuset.cpus`.
+        """
+        shown = () if self._tree is None else self._shown(cgroups, PARTITION, EXCLUSIVE, CPUS)
+        return {
+            path: ((word or MEMBER).strip(), Mask.parse(exclusive or "") or Mask.parse(cpus or ""))
+            for path, (word, exclusive, cpus) in shown
+        }
+
     def has_cgroup(self, cgroup: str) -> bool:
         """Return whether a cgroup exists."""
         return self._tree is not None and self._tree.exists(cgroup)

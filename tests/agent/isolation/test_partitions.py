@@ -233,6 +233,22 @@ def test_an_invalid_partition_is_not_exclusive_as_far_as_others_have_its_cpus(
     assert partition(machine) == ("root", "2-3")
 
 
+def test_an_invalid_partition_of_others_over_all_pods_is_named_until_it_is_ended(
+    plain: Machine,
+) -> None:
+    assert plain.repair(target(OWN))
+    plain.kernel.write(all_pods(plain), "cpuset.cpus.partition", "root")
+    assert plain.repair(target(OWN))
+    assert conditions(plain) == (
+        "another program's partition /kubepods is 'root invalid (Have remote partition "
+        "underneath)'; should the kernel make it valid later, pods have only its CPUs: write "
+        "member into cpuset.cpus.partition of /kubepods"
+    )
+    plain.kernel.write(all_pods(plain), "cpuset.cpus.partition", "member")
+    assert plain.repair(target(OWN))
+    assert (conditions(plain), partition(plain)) == ("", ("root", "2-3"))
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_the_cpus_of_a_partition_that_others_removed_while_invalid_are_taken_back(
     plain: Machine, *, killed: bool
