@@ -379,13 +379,29 @@ class HostIsolation:
                     yield f"isolation /{cgroup}", message
 
     def _invalid_of_others(self) -> Iterator[tuple[str, str]]:
-        """Yield invalid partitions that other programs asked for: of the cgroup of all pods."""
-        for at, (word, _) in self._places.partitions((self._pods,)).items():
-            if partition_fault(word) is not None:
+        """Yield invalid partitions that other programs asked for.
+
+        Looked at are the cgroup of all pods, and beside host slices those at the top: of two that
+        list a CPU neither is a partition (up to Linux 6.19).
+        """
+        at_top = self._places.at_top() if self._config.host_slices else frozenset[str]()
+        found = self._places.partitions(at_top | {self._pods})
+        for at, (word, cpus) in sorted(found.items()):
+            if partition_fault(word) is None:
+                continue
+            does = ""
+            if at == self._pods:
                 does = (
                     "should the kernel make it valid later, pods have only its CPUs: write member "
                     f"into {PARTITION} of /{at}"
                 )
+            elif listing := [f"/{each}" for each in found if each != at and cpus & found[each][1]]:
+                more = f" and {len(listing) - _NAMED} more" if len(listing) > _NAMED else ""
+                does = (
+                    f"its CPUs {cpus} are listed by {', '.join(sorted(listing)[:_NAMED])}{more} "
+                    "too: set agent.isolation.hostCPUs without them, then write the partition again"
+                )
+            if does:
                 yield f"partition /{at}", f"another program's partition /{at} is {word!r}; {does}"
 
     def _take_back(self, pass_: _Pass) -> None:

@@ -235,6 +235,29 @@ def test_a_cgroup_at_the_top_that_ends_is_forgotten_and_a_partition_is_left_alon
     assert machine.isolation.report.conditions == {}
 
 
+def test_a_later_partition_of_cpus_that_slices_list_is_named_with_what_makes_it_valid(
+    machine: Machine,
+) -> None:
+    taken, word = Mask.parse("12-13"), "cpuset.cpus.partition"
+    assert machine.repair(target(OWN))
+    machine.kernel.mkdir("ovs.slice")
+    machine.kernel.write("ovs.slice", "cpuset.cpus", str(taken))
+    machine.kernel.write("ovs.slice", word, "root")
+    assert machine.repair(target(OWN))
+    assert machine.isolation.report.conditions == {
+        "partition /ovs.slice": "another program's partition /ovs.slice is 'root invalid (Cpu list "
+        "in cpuset.cpus not exclusive)'; its CPUs 12-13 are listed by /init.scope, /system.slice, "
+        "/user.slice too: set agent.isolation.hostCPUs without them, then write the partition again"
+    }
+    machine.config = replace(ON, host_cpus=Mask.parse("0-11"))
+    machine.start()
+    assert machine.repair(target(OWN))
+    machine.kernel.write("ovs.slice", word, "root")
+    assert machine.kernel.read("ovs.slice", word) == "root\n"
+    assert machine.repair(replace(target(OWN), shared_pool=target(OWN).shared_pool - taken))
+    assert machine.isolation.report.conditions == {}
+
+
 def test_a_cgroup_that_cannot_be_narrowed_is_named_and_holds_up_no_pod(machine: Machine) -> None:
     class Stubborn(FaultyTree):
         def write(self, path: str, file: str, value: str) -> None:
