@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from agent.api.documents import ManifestDocument
-    from agent.isolation.host import IsolationReport
+    from agent.isolation.report import IsolationReport
     from agent.managers.allocation import PodAllocation
     from agent.managers.ledger import Ledger
     from agent.managers.quality import Intrusion

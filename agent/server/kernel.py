@@ -176,7 +176,7 @@ class KernelEnforcement:
             assigned.after(allocations, report)
         if isolation is not None and (thorough or isolation.active):
             # None: all pods were observed; none was where the tree could not be read.
-            isolation.note_invalid(
+            isolation.partitions.note_invalid(
                 report.pods if report.compared else (),
                 {(lost.pod, lost.cgroup): lost.detail for lost in report.unpartitioned},
             )

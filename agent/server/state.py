@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.config.resolve import admits_nothing
-from agent.isolation.host import NOT_APPLIED
+from agent.isolation.report import NOT_APPLIED
 from agent.managers.allocation import API, Source
 from agent.managers.cpu.manager import shared_cpus, shared_pool
 from agent.managers.device.kubelet import NOT_LISTED, KubeletListing
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         ConfigurationDocument,
         ManifestDocument,
     )
-    from agent.isolation.host import IsolationReport
+    from agent.isolation.report import IsolationReport
     from agent.managers.allocation import PodAllocation
     from agent.managers.ledger import Ledger
     from agent.managers.quality import Intrusion

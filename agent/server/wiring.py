@@ -355,7 +355,7 @@ class Wiring:
             self._writer_of(opened),
             beside_kubelet=self._config.agent.kubelet.enabled,
             beside=isolation.slices if isolation.active else no_host_settings,
-            partitions=lambda target, all_pods: isolation.partitions(
+            partitions=lambda target, all_pods: isolation.partitions.wanted(
                 target.ledger.allocations, target.bindings, all_pods
             ),
         )

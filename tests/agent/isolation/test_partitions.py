@@ -174,14 +174,14 @@ def test_what_cannot_be_a_partition_is_a_condition_only_of_pods_that_ask(plain: 
     shares = pod(exclusive("main", "2-3"), on_host("log"))
     assert plain.repair(target(shares, pod(on_host("web"), uid=OTHER, qos=QosClass.BURSTABLE)))
     assert conditions(plain) == ""
-    plain.isolation.note_invalid(None, {(OTHER, "a"): "first", (OWN.uid, "b"): "second"})
-    plain.isolation.note_invalid({OTHER}, {})
+    plain.isolation.partitions.note_invalid(None, {(OTHER, "a"): "first", (OWN.uid, "b"): "second"})
+    plain.isolation.partitions.note_invalid({OTHER}, {})
     plain.isolation.apply((), (), thorough=True)
     assert conditions(plain) == "second"
 
 
 def test_below_another_cgroup_root_no_pod_is_a_partition(plain: Machine) -> None:
-    assert plain.isolation.partitions({OWN.uid: OWN}, (), "box/kubepods") is None
+    assert plain.isolation.partitions.wanted({OWN.uid: OWN}, (), "box/kubepods") is None
     plain.isolation.apply((), (), thorough=True)
     assert "cgroupRoot is /box, which is not the agent's" in conditions(plain)
 

@@ -1,0 +1,38 @@
+"""What comes of the host-wide settings, as the agent's conditions and metrics have it."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agent.isolation.resctrl import CacheCount
+
+#: So many places are named in a condition.
+_NAMED: Final = 3
+
+
+class IsolationReport(Struct, frozen=True):
+    """What is not isolated as asked, and how many settings are changed."""
+
+    #: What is not as asked, by subject.
+    conditions: Mapping[str, str] = MappingProxyType({})
+    #: By item, how many settings differ from their originals for a pod.
+    changed: Mapping[str, int] = MappingProxyType({})
+    #: How many settings were written.
+    written: int = 0
+    #: What the kernel counts of caches.
+    counts: tuple[CacheCount, ...] = ()
+
+
+NOT_APPLIED: Final = IsolationReport()
+
+
+def named(names: Sequence[str]) -> str:
+    """Return the first of these names, and how many more there are, in words."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
