@@ -164,8 +164,8 @@ class MapPodDocument(Document, frozen=True):
 
     Of these `idle_cpus` are the sibling threads that no pod uses.
     `not_found` are the containers that are to run and that were not found in a cgroup for longer
-    than a start takes (`PodDocument.not_found`). `not_exclusive` are those of `cpus` that cgroups
-    of others may use now.
+    than a start takes, and why (`PodDocument.absence`). `not_exclusive` are those of `cpus` that
+    cgroups of others may use now.
     """
 
     uid: str
@@ -174,6 +174,7 @@ class MapPodDocument(Document, frozen=True):
     cpus: str
     containers: tuple[MapContainerDocument, ...]
     not_found: tuple[str, ...] = ()
+    absence: str = ""
     idle_cpus: str = ""
     not_exclusive: str = ""
 
@@ -181,8 +182,8 @@ class MapPodDocument(Document, frozen=True):
 class MapWarningDocument(Document, frozen=True):
     """One thing to look at.
 
-    `reason` is `NotExclusive`, `SharedCore`, `RemoteMemory`, `ContainerNotFound` or
-    `AllocationInvalid`. `uids` are the pods concerned.
+    `reason` is `NotExclusive`, `SharedCore`, `RemoteMemory`, `AllocationInvalid`, or that of the
+    condition `ContainersFound`. `uids` are the pods concerned.
     """
 
     reason: str
@@ -238,22 +239,22 @@ def map_of_allocations(
     rules: EffectivePolicy,
     ledger: Ledger,
     *,
-    not_found: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    not_found: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType({}),
     invalid: Iterable[Violation] = (),
     intrusions: Mapping[str, tuple[Intrusion, ...]] = MappingProxyType({}),
     kubelet: KubeletListing = NOT_LISTED,
 ) -> MapDocument:
     """Return the map of a host with the allocations of a ledger under a policy.
 
-    `not_found` has the names of the containers that are to run and were not found, by pod uid,
-    `intrusions` what may use exclusive CPUs of a pod to which it does not belong.
+    `not_found` has the word for why containers that are to run were not found, and their names, by
+    pod uid, `intrusions` what may use exclusive CPUs of a pod to which it does not belong.
     `kubelet` is what a kubelet beside the agent lists. The cost follows the CPUs of the host, the
     containers of the ledger and the devices.
     """
     allocations = tuple(ledger.allocations.values())
     cpus = tuple(_cpus(host, owners_of(allocations), rules.policy))
     pods = tuple(
-        _pod(each, not_found.get(each.uid, ()), intrusions.get(each.uid, ()))
+        _pod(each, not_found.get(each.uid, ("", ())), intrusions.get(each.uid, ()))
         for each in allocations
     )
     groups = (
@@ -454,7 +455,9 @@ def _of_kubelet(
 
 
 def _pod(
-    allocation: PodAllocation, not_found: tuple[str, ...], intruding: Iterable[Intrusion]
+    allocation: PodAllocation,
+    not_found: tuple[str, tuple[str, ...]],
+    intruding: Iterable[Intrusion],
 ) -> MapPodDocument:
     used = EMPTY
     for each in intruding:
@@ -474,7 +477,8 @@ def _pod(
             )
             for container in allocation.containers
         ),
-        not_found=not_found,
+        not_found=not_found[1],
+        absence=not_found[0],
         idle_cpus=str(allocation.idle),
         not_exclusive=str(used),
     )
@@ -584,8 +588,8 @@ def _not_found(pods: Iterable[MapPodDocument]) -> Iterator[MapWarningDocument]:
             left = len(pod.not_found) - _NAMED
             more = f" and {left} more" if left > 0 else ""
             yield MapWarningDocument(
-                reason="ContainerNotFound",
-                message=f"{full_name(pod)}: containers not found: {few}{more}",
+                reason=pod.absence.title().replace(" ", ""),
+                message=f"{full_name(pod)}: {pod.absence} in its cgroup: {few}{more}",
                 uids=(pod.uid,),
             )
 

@@ -98,7 +98,8 @@ def map_now(state: AgentState, now: float) -> Callable[[], MapDocument]:
     """
     configured, ledger, invalid = state.configured, state.ledger, state.invalid
     kubelet, intruded = state.kubelet_listing, state.intrusions
-    not_found = {uid: state.observed.records.of(uid).not_found for uid in ledger.allocations}
+    records = {uid: state.observed.records.of(uid) for uid in ledger.allocations}
+    not_found = {uid: (each.absence, each.not_found) for uid, each in records.items()}
 
     def drawn() -> MapDocument:
         document = map_of_allocations(

@@ -272,6 +272,20 @@ async def test_conditions_have_remedy_and_pod(devtools: str, tmp_path: Path) -> 
 
 
 @in_loop
+async def test_containers_that_were_not_started_are_called_so(
+    devtools: str, tmp_path: Path
+) -> None:
+    agent = agent_of(regular_host(1), "cpu=2 memory=1Gi", "cpu=2 memory=1Gi")
+    picture = agent.documents["/v1/map"]
+    assert isinstance(picture, MapDocument)
+    first, second = picture.pods
+    absent = replace(second, not_found=("c0",), absence="not started")
+    agent.change("/v1/map", pods=(first, absent))
+    async with shown(devtools, tmp_path, agent) as page:
+        assert await page.texts("#pods .badge.warn") == ["1 not started"]
+
+
+@in_loop
 async def test_pods_that_are_not_admitted_are_listed_with_the_reason(
     devtools: str, tmp_path: Path
 ) -> None:

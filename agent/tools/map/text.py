@@ -786,7 +786,7 @@ def _pod(pod: MapPodDocument, marks: Marks, width: int) -> Iterator[Line]:
     tone = marks.tones.get(pod.uid, Tone.PLAIN)
     cpus = f"CPUs {pod.cpus}" if pod.cpus else "in the shared pool"
     cpus += f", siblings {pod.idle_cpus} idle" if pod.idle_cpus else ""
-    missing = f", {len(pod.not_found)} not found" if pod.not_found else ""
+    missing = f", {len(pod.not_found)} {pod.absence}" if pod.not_found else ""
     shared = Mask.parse(pod.not_exclusive)
     lost = TextSpan(f", not exclusive: {shared}", Tone.WARNING) if shared else ""
     name = TextSpan(full_name(pod), Tone.HEADING)

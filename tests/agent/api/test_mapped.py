@@ -134,7 +134,7 @@ def _own(
 
 def _map(
     *pods: PodAllocation,
-    not_found: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    not_found: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType({}),
     invalid: tuple[Violation, ...] = (),
     devices: Mapping[str, tuple[PluginDevice, ...]] | None = None,
 ) -> MapDocument:
@@ -179,12 +179,13 @@ def test_memory_on_another_node_than_the_cpus_is_named() -> None:
 
 def test_containers_that_are_not_found_are_named() -> None:
     pod = _pod("a", *(_own(f"c{number}", "1,9") for number in range(6)))
-    assert "ContainerNotFound" not in _reasons(_map(pod))
+    assert "NotStarted" not in _reasons(_map(pod))
     absent = ("c1", "c2", "c3", "c4", "c5")
-    document = _map(pod, not_found={"a": absent})
+    document = _map(pod, not_found={"a": ("not started", absent)})
     assert document.pods[0].not_found == absent
-    assert document.warnings[-1].message == (
-        "shop/a: containers not found: c1, c2, c3, c4 and 1 more"
+    assert (document.warnings[-1].reason, document.warnings[-1].message) == (
+        "NotStarted",
+        "shop/a: not started in its cgroup: c1, c2, c3, c4 and 1 more",
     )
 
 

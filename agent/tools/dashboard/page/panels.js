@@ -93,7 +93,7 @@ function figureElement({ name, share, text, unit }) {
   return made;
 }
 
-const OF_PODS = new Set(["NotExclusive", "ContainerNotFound", "AllocationInvalid"]);
+const OF_PODS = new Set(["NotExclusive", "NotStarted", "NotFound", "AllocationInvalid"]);
 
 /** Show what is not as it should be: conditions of the agent, cordons, and warnings of the map. */
 export function showConditions(status, map, select) {

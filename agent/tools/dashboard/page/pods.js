@@ -21,7 +21,8 @@ export class PodList {
 
   update(pods, map) {
     this.#pods = pods;
-    this.#missing = new Map(map.pods.map((pod) => [pod.uid, pod.notFound]));
+    this.#missing = new Map(map.pods.filter((pod) => pod.notFound.length)
+      .map((pod) => [pod.uid, `${pod.notFound.length} ${pod.absence}`]));
     this.#render();
   }
 
@@ -53,7 +54,7 @@ export class PodList {
     const all = chosen ? JSON.stringify(pod) : "";
     const { enforcement, verdict } = pod;
     return [chosen, this.#labels.text(pod.uid), pod.name, pod.exclusiveCpus, enforcement.enforced,
-      pod.intruding.length, verdict.map((each) => each.met).join(), this.#missing.get(pod.uid)?.join(), pod.invalid.length,
+      pod.intruding.length, verdict.map((each) => each.met).join(), this.#missing.get(pod.uid), pod.invalid.length,
       memoryOf(pod), all].join("\n");
   }
 
@@ -66,7 +67,7 @@ export class PodList {
         this.#labels.text(pod.uid)),
       element("span", { class: "pod-name" }, nameOf(pod)),
       element("span", { class: "pod-has" }, summaryOf(pod)),
-      badges(pod, this.#missing.get(pod.uid) ?? []));
+      badges(pod, this.#missing.get(pod.uid)));
     return element("li", { class: chosen ? "chosen" : "" }, button,
       chosen ? element("div", { class: "details", id }, ...detailsOf(pod)) : null);
   }
@@ -99,7 +100,7 @@ function badges(pod, missing) {
     met.delete("exclusive");
   }
   if (pod.invalid.length) badge("bad", "invalid");
-  if (missing.length) badge("warn", `${missing.length} not found`);
+  if (missing) badge("warn", missing);
   for (const quality of met) if (!lacking.has(quality)) badge("good", quality);
   for (const quality of lacking) badge("warn", `not ${quality}`);
   return element("span", { class: "badges" }, ...made);
