@@ -356,10 +356,15 @@ container_argument: Final = click.argument("container", shell_complete=complete_
 
 def _pods(ctx: click.Context) -> tuple[PodDocument, ...]:
     """Return the pods of the agent, none if it does not answer."""
+    return asked_agent(ctx, AgentClient.pods) or ()
+
+
+def asked_agent(ctx: click.Context, ask: Callable[[AgentClient], _T]) -> _T | None:
+    """Return what the agent answers to completion, None if it does not answer in time."""
     try:
-        return AgentClient(ctx.params.get("socket_path") or DEFAULT_SOCKET, DEADLINE).pods()
+        return ask(AgentClient(ctx.params.get("socket_path") or DEFAULT_SOCKET, DEADLINE))
     except (AgentError, Unreachable):
-        return ()
+        return None
 
 
 @click.command()

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from agent.api.client import AgentError
 from agent.cli.common import agent_at, moment
@@ -24,6 +25,7 @@ from agent.cli.options import socket_option
 from agent.tools.dashboard.saved import saved_answers, saved_page
 from agent.tools.dashboard.server import Dashboard, ServerLog, address_of, listen, new_token
 from agent.tools.playground import (
+    HOSTS,
     WELCOME,
     EmbeddedHost,
     Playground,
@@ -148,6 +150,14 @@ def _has_display() -> bool:
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
+def _complete_hosts(
+    _ctx: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the hosts whose name begins with a text, else what has the shell complete files."""
+    named = [CompletionItem(name) for name in HOSTS if name.startswith(incomplete)]
+    return named or [CompletionItem(incomplete, type="file")]
+
+
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option(
     "--host",
@@ -157,6 +167,7 @@ def _has_display() -> bool:
     show_default=True,
     help="two-sockets, epyc (one socket, four nodes), gb200 (memory-only nodes), or what "
     "numawarden capture wrote on another host.",
+    shell_complete=_complete_hosts,
 )
 @click.option(
     "--scope",

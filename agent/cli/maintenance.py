@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from agent.api.client import AgentClient
 from agent.api.documents import (
     CordonRequest,
     CordonsDocument,
     DrainDocument,
     DrainedPodDocument,
 )
-from agent.cli.common import agent_at, cordon_line, print_answer
+from agent.cli.common import agent_at, asked_agent, cordon_line, print_answer
 from agent.cli.errors import ExitCode
 from agent.cli.options import Output, output_option, socket_option
 from agent.pods.model import full_name
+from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,8 +27,24 @@ if TYPE_CHECKING:
 _TARGET = "CPUS|core:N|node:N"
 
 
+def _complete_nodes(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the host's nodes as targets that begin with a text."""
+    status = asked_agent(ctx, AgentClient.status)
+    nodes = Mask.parse(status.nodes) if status else ()
+    return [target for node in nodes if (target := f"node:{node}").startswith(incomplete)]
+
+
+def _complete_cordoned(
+    ctx: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """Return the targets that are cordoned and begin with a text."""
+    status = asked_agent(ctx, AgentClient.status)
+    targets = _cordoned(status) if status else ()
+    return [target for target in targets if target.startswith(incomplete)]
+
+
 @click.command()
-@click.argument("target", metavar=_TARGET)
+@click.argument("target", metavar=_TARGET, shell_complete=_complete_nodes)
 @click.option("--reason", default="", metavar="TEXT", help="Why; shown in the status.")
 @output_option
 @socket_option
@@ -44,7 +62,7 @@ def cordon(target: str, reason: str, output: Output, socket_path: str) -> int:
 
 
 @click.command()
-@click.argument("target", metavar=_TARGET, required=False)
+@click.argument("target", metavar=_TARGET, required=False, shell_complete=_complete_cordoned)
 @click.option("--all", "everything", is_flag=True, help="Whatever is cordoned.")
 @output_option
 @socket_option
@@ -76,7 +94,7 @@ def _cordoned(status: StatusDocument) -> list[str]:
 
 
 @click.command()
-@click.argument("target", metavar=_TARGET)
+@click.argument("target", metavar=_TARGET, shell_complete=_complete_nodes)
 @click.option("--dry-run", is_flag=True, help="Required: the agent ends no pods.")
 @output_option
 @socket_option

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
+from agent.pods.model import Quality
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -80,6 +82,25 @@ def socket_option_within(seconds: float) -> Callable[[_Command], _Command]:
 
 
 socket_option: Final = socket_option_within(DEFAULT_TIMEOUT)
+
+
+def _complete_qualities(
+    _ctx: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """Return the names so far with each quality that may come next."""
+    *named, begun = incomplete.split(",")
+    left = (each for each in Quality if each.startswith(begun) and each not in named)
+    return [",".join((*named, each)) for each in left]
+
+
+require_option: Final = click.option(
+    "--require",
+    metavar="QUALITIES",
+    default="",
+    help="Reject the pod unless each container gets what applies to it of this: "
+    f"{', '.join(Quality)} (separated by commas).",
+    shell_complete=_complete_qualities,
+)
 
 
 def settings_option(

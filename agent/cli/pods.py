@@ -46,6 +46,7 @@ from agent.cli.options import (
     output_of,
     output_option,
     pod_output_option,
+    require_option,
     socket_option,
     watch_option,
 )
@@ -79,13 +80,7 @@ _files_argument: Final = click.argument(
 @click.command()
 @_files_argument
 @click.option("--dry-run", is_flag=True, help="Decide as it would be now, and change nothing.")
-@click.option(
-    "--require",
-    metavar="QUALITIES",
-    default="",
-    help="Reject the pod unless each container gets what applies to it of this: exclusive, "
-    "aligned, whole-cores, near-device (separated by commas).",
-)
+@require_option
 @click.option(
     "--replace",
     "in_place",

@@ -14,7 +14,7 @@ import click
 from agent.api.documents import BindRequest, PodDocument
 from agent.cli.common import agent_at, say, warn
 from agent.cli.errors import CommandError, ExitCode
-from agent.cli.options import socket_option
+from agent.cli.options import require_option, socket_option
 from agent.cli.pod_text import admission_lines, allocation_lines
 from agent.tools.run import (
     CONTAINER,
@@ -45,12 +45,6 @@ if TYPE_CHECKING:
     _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
-_REQUIRE: Final = (
-    "Reject the pod unless it gets this: exclusive, aligned, whole-cores, near-device (separated "
-    "by commas)."
-)
-
-
 #: Where the agent's cgroups are, for commands in a playground.
 MOUNT_VARIABLE: Final = "NUMAWARDEN_CGROUP_MOUNT"
 
@@ -79,7 +73,7 @@ def amount_options(command: _Command) -> _Command:
         click.option(
             "--hugepages", metavar="PAGE=SIZE,...", multiple=True, help="Such as 2Mi=512Mi."
         ),
-        click.option("--require", metavar="QUALITIES", default="", help=_REQUIRE),
+        require_option,
     )
     for option in reversed(options):
         command = option(command)

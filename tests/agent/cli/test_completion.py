@@ -10,6 +10,7 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
+from agent.api.documents import CordonRequest
 from agent.cli import common
 from agent.cli import main as main_module
 from agent.cli.main import COMMANDS, numawarden
@@ -34,6 +35,8 @@ def two_pods(agent: Running, world: World, monkeypatch: pytest.MonkeyPatch) -> N
     """Admit two pods of the agent that NUMAWARDEN_SOCKET names."""
     agent.client.admit(manifest())
     agent.client.admit(manifest("database", OTHER_UID, cpu="500m"))
+    for target in ("2-3", "node:1"):
+        agent.client.cordon(CordonRequest(target=target))
     monkeypatch.setenv("NUMAWARDEN_SOCKET", str(world.socket))
     monkeypatch.setattr(common, "DEADLINE", PATIENCE)
 
@@ -63,6 +66,15 @@ def test_commands_are_completed_without_importing_them(monkeypatch: pytest.Monke
         ("show web --container ", ["c0"]),
         ("list -o ", ["text", "table", "wide", "json", "yaml", "name"]),
         ("list -o json --so", ["--socket"]),
+        ("admit --require ", ["exclusive", "aligned", "whole-cores", "near-device"]),
+        ("admit --require aligned,exclusive,w", ["aligned,exclusive,whole-cores"]),
+        ("run --require aligned,a", []),
+        ("playground --host e", ["epyc"]),
+        ("playground --host ./my", ["./my"]),
+        ("cordon ", ["node:0", "node:1"]),
+        ("drain node:1", ["node:1"]),
+        ("uncordon ", ["node:1", "2-3"]),
+        ("uncordon 2", ["2-3"]),
     ],
 )
 def test_pods_containers_and_forms_are_completed(typed: str, offered: list[str]) -> None:
