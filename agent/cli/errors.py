@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from enum import IntEnum
+from errno import EBADF
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TYPE_CHECKING, Final, Self
 
@@ -122,7 +123,8 @@ class StandardOutput(FileIO):
                 self.gone = True
             except OSError as error:
                 self.gone = True
-                message = f"standard output: {error.strerror}"
+                why = "it is closed" if error.errno == EBADF else error.strerror
+                message = f"standard output: {why}"
                 raise CommandError(message, ExitCode.ENVIRONMENT) from error
         return memoryview(text).nbytes
 
@@ -134,12 +136,16 @@ def reader_is_gone() -> bool:
 
 
 def open_standard_output() -> None:
-    """Have `sys.stdout` be a `StandardOutput`, and give a place to descriptors that are closed."""
+    """Have `sys.stdout` be a `StandardOutput`, and give a place to descriptors that are closed.
+
+    Standard output that is closed fails when it is written.
+    """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+            flags = os.O_RDONLY if descriptor == 1 else os.O_RDWR
+            os.open(os.devnull, flags)  # takes the lowest descriptor that is free
     former = sys.stdout
     encoding, errors = (former.encoding, former.errors) if former else ("utf-8", "strict")
     raw = StandardOutput(1, "wb", closefd=False)

@@ -194,7 +194,7 @@ def test_neither_does_a_short_answer_that_nothing_reads(argument: str) -> None:
     ("where", "end"),
     [
         ("> /dev/full", (5, "numawarden: error: standard output: No space left on device\n")),
-        (">&-", (0, "")),
+        (">&-", (5, "numawarden: error: standard output: it is closed\n")),
     ],
 )
 def test_standard_output_may_be_full_or_closed(where: str, end: tuple[int, str]) -> None:
