@@ -138,6 +138,7 @@ def run_command(arguments: list[str]) -> int:
     """Run one command line and return its exit code; a defect is raised unchanged."""
     try:
         outcome = numawarden.main(arguments, prog_name="numawarden", standalone_mode=False)
+        sys.stdout.flush()  # where that fails, the command does
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return ExitCode.USAGE

@@ -198,7 +198,9 @@ def test_neither_does_a_short_answer_that_nothing_reads(argument: str) -> None:
     ],
 )
 def test_standard_output_may_be_full_or_closed(where: str, end: tuple[int, str]) -> None:
-    assert in_bash(f'"$@" {where}', "-m", "agent.cli.main", "completion", "bash") == end
+    for arguments in (("completion", "bash"), ("capture", "-")):
+        code, err = in_bash(f'"$@" {where}', "-m", "agent.cli.main", *arguments)
+        assert (code, err.splitlines(keepends=True)[-1]) == end, arguments
 
 
 EVENT = EventDocument(type="PodAdmitted", time=0.0, operation="x")
