@@ -17,6 +17,11 @@ def printable(text: str, longest: int | None = None) -> str:
     return f"{shown[: longest - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
+def printable_line(text: str, longest: int) -> str:
+    """Return a text as `printable` does, with a space for each run of spaces and line breaks."""
+    return printable(" ".join(text.split()), longest)
+
+
 def _escaped(character: str) -> str:
     if "\udc80" <= character <= "\udcff":  # how Python reads such a byte (PEP 383)
         return f"\\x{ord(character) - 0xDC00:02x}"

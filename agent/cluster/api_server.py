@@ -26,7 +26,7 @@ from urllib.parse import quote, urlsplit
 from msgspec import Struct
 
 from agent import __version__
-from agent.text import printable
+from agent.text import printable_line
 from agent.versions import ReportedVersion, version_of
 
 if TYPE_CHECKING:
@@ -381,7 +381,7 @@ def _said(document: Mapping[str, object], content: bytes) -> str:
     """Return what a server says of a failure, in one printable line of bounded length."""
     message = document.get("message")
     text = message if isinstance(message, str) else content.decode(errors="replace")
-    return printable(" ".join(text[: 2 * _LONGEST_MESSAGE].split()), _LONGEST_MESSAGE)
+    return printable_line(text[: 2 * _LONGEST_MESSAGE], _LONGEST_MESSAGE)
 
 
 def _read_token(file: Path, asked: str) -> str:

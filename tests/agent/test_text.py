@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.text import printable
+from agent.text import printable, printable_line
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,7 @@ from agent.text import printable
 )
 def test_a_text_is_shown_on_one_line(text: str, longest: int | None, shown: str) -> None:
     assert printable(text, longest) == shown
+
+
+def test_runs_of_spaces_and_line_breaks_are_a_space_each() -> None:
+    assert printable_line("\n a\t\tb \r\n\x1bc\n", 80) == "a b \\x1bc"

@@ -36,7 +36,7 @@ from agent.rpc import (
     socket_file,
     socket_stamp,
 )
-from agent.text import printable
+from agent.text import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -254,7 +254,7 @@ class ExclusivePlugin:
         else:
             self._count("rejected" if words else "admitted")
         if words:
-            raise CallError("FAILED_PRECONDITION", _line(words))
+            raise CallError("FAILED_PRECONDITION", printable_line(words, _LONGEST_WORDS))
         nothing = [V1BETA1["ContainerAllocateResponse"]() for _ in request.container_requests]
         return V1BETA1["AllocateResponse"](container_responses=nothing)
 
@@ -384,7 +384,7 @@ class ExclusivePlugin:
             raise error
         wait, self._next_wait = self._next_wait, min(2 * self._next_wait, _LONGEST_WAIT)
         if wait > _REPORTED_WAIT:
-            self._note_unregistered(_line(str(error)))
+            self._note_unregistered(printable_line(str(error), _LONGEST_WORDS))
         return wait
 
     def _is_with(self, kubelet: tuple[int, int, int]) -> bool:
@@ -430,8 +430,3 @@ class ExclusivePlugin:
         if condition != self._condition:
             self._condition = condition
             self._report(condition)
-
-
-def _line(words: str) -> str:
-    """Return words in one printable line that is not too long for a pod's status."""
-    return printable(" ".join(words.split()), _LONGEST_WORDS)
