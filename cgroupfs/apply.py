@@ -22,7 +22,7 @@ from msgspec import Struct
 from cgroupfs.errors import ControllerRejectedError, ControllerUnavailableError
 from cgroupfs.plan import WriteStage
 from cgroupfs.settings import EFFECTIVE, MEMS, KernelController
-from cgroupfs.state import EVENTS, MEMS_EFFECTIVE
+from cgroupfs.state import EVENTS, GONE, MEMS_EFFECTIVE, POPULATED
 from cgroupfs.tree import ancestors
 from sysfs.mask import Mask
 
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 
     from cgroupfs.plan import Plan, Write
     from cgroupfs.tree import CgroupTree
-
-
-#: The cgroup was removed between planning and writing, so no process uses its CPUs.
-_GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
 
 
 class WriteResult(StrEnum):
@@ -127,7 +123,7 @@ def _write_mems(tree: CgroupTree, write: Write) -> None:
     texts = tree.read_many(write.cgroup, (MEMS, MEMS_EFFECTIVE, EVENTS))
     written, effective, events = ((text or "").strip() for text in texts)
     tree.write(write.cgroup, MEMS, write.value)
-    if not written and effective not in ("", write.value) and "populated 1" in events:
+    if not written and effective not in ("", write.value) and POPULATED in events:
         tree.write(write.cgroup, MEMS, effective)
         tree.write(write.cgroup, MEMS, write.value)
 
@@ -152,7 +148,7 @@ def _read_back(tree: CgroupTree, write: Write) -> WriteOutcome:
 
 def _failed(tree: CgroupTree, write: Write, error: OSError) -> WriteOutcome:
     number = error.errno or 0
-    if number in _GONE:
+    if number in GONE:  # between planning and writing: no process uses its CPUs
         return _controller_lost(write) if tree.exists(write.cgroup) else _gone(write, number)
     remedy = _REMEDIES.get(number, "see the kernel log")
     detail = (

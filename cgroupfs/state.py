@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from cgroupfs.tree import CgroupTree
 
 EVENTS: Final = "cgroup.events"
+#: The line of `EVENTS` where processes live in the cgroup or below.
+POPULATED: Final = "populated 1"
+#: How the kernel says that a cgroup was removed, the second one of a file that was open already.
+GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
 CPUS_EFFECTIVE: Final = EFFECTIVE[CPUS]
 MEMS_EFFECTIVE: Final = EFFECTIVE[MEMS]
 _FILES: Final = (CPUS, CPUS_EFFECTIVE, EVENTS)
@@ -134,6 +139,16 @@ def read_state(
     return None if found is None else found.state
 
 
+def is_populated(tree: CgroupTree, path: str) -> bool:
+    """Return whether processes live in a cgroup or below; none do once its removal has begun."""
+    try:
+        return POPULATED in tree.read(path, EVENTS)
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+        return False
+
+
 @lru_cache(maxsize=_STATES)
 def _reading(files: tuple[str, ...], texts: tuple[str | None, ...], above: str | None) -> Reading:
     """Return what these files show. Most cgroups of a host show the same texts."""
@@ -145,7 +160,7 @@ def _reading(files: tuple[str, ...], texts: tuple[str | None, ...], above: str |
         cpus_effective=_mask(shown.get(CPUS_EFFECTIVE)),
         mems=_mask(shown.get(MEMS)),
         mems_effective=_mask(shown.get(MEMS_EFFECTIVE)),
-        populated="populated 1" in shown.get(EVENTS, ""),
+        populated=POPULATED in shown.get(EVENTS, ""),
         values=MappingProxyType(
             {f: text.strip() for f, text in shown.items() if f not in _FILES and f not in _NODES}
         ),

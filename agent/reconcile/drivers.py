@@ -26,7 +26,7 @@ from cgroupfs.settings import (
     VALUES,
     CpuMax,
 )
-from cgroupfs.state import EVENTS, WriterRecord
+from cgroupfs.state import WriterRecord, is_populated
 from cgroupfs.tree import ancestors, descendants
 from sysfs.mask import EMPTY
 from systemd import bus as slices
@@ -543,9 +543,9 @@ def _each(
 
 def inhabited(tree: CgroupTree, cgroup: str) -> ReleaseReport | None:
     """Return the report that a cgroup stays because processes live in it, None when none do."""
+    if not is_populated(tree, cgroup):
+        return None
     try:
-        if "populated 1" not in tree.read(cgroup, EVENTS):
-            return None
         processes = _processes(tree, cgroup)
     except FileNotFoundError:
         return None

@@ -10,11 +10,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from agent.reconcile.identify import subgroups
-from agent.reconcile.orphans import given_up, runs
+from agent.reconcile.orphans import given_up
 from agent.reconcile.placement import pod_cgroup
 from agent.reconcile.report import ReleaseReport
 from cgroupfs.errors import CgroupNameError
 from cgroupfs.settings import CPUS, MEMBER, MEMS, PARTITION, partition_fault
+from cgroupfs.state import is_populated
 from systemd.units import SystemdError
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Releaser:
         return frozenset(
             path
             for path in bindings.given_up(living)
-            if (path in elsewhere and not runs(self._tree, path) and self._clear(path))
+            if (path in elsewhere and not is_populated(self._tree, path) and self._clear(path))
             or (path not in elsewhere and not self._tree.exists(path))
         )
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from agent.reconcile.identify import own_cpus, subgroups
 from agent.reconcile.placement import pod_cgroups
 from cgroupfs.names import Tier, containers
-from cgroupfs.state import EVENTS
+from cgroupfs.state import is_populated
 from cgroupfs.tree import is_within, join
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def of_bindings(
     """
     inner: set[str] = set()
     for cgroup in given_up(layout, ledger, bindings):
-        if cgroup not in inner and (runs(tree, cgroup) or own_cpus(tree, cgroup)):
+        if cgroup not in inner and (is_populated(tree, cgroup) or own_cpus(tree, cgroup)):
             below = tuple(subgroup.cgroup for subgroup in subgroups(tree, cgroup))
             inner.update(below)
             yield OrphanedCgroup(cgroup, below, bound=True)
@@ -90,11 +90,3 @@ def given_up(layout: Layout, ledger: Ledger, bindings: Bindings) -> tuple[str, .
         if not is_within(cgroup, (layout.pods(), *bound))
         and not any(is_within(inner, (cgroup,)) for inner in bound)
     )
-
-
-def runs(tree: CgroupTree, cgroup: str) -> bool:
-    """Return whether processes live in a cgroup or below."""
-    try:
-        return "populated 1" in tree.read(cgroup, EVENTS)
-    except FileNotFoundError:
-        return False

@@ -18,7 +18,7 @@ from agent.pods.model import QosClass
 from agent.runtimes import RuntimeName
 from cgroupfs.names import Tier, containers
 from cgroupfs.settings import MEMORY_MAX
-from cgroupfs.state import EVENTS, CgroupState, effective_sets, read_state
+from cgroupfs.state import GONE, CgroupState, effective_sets, is_populated, read_state
 from cgroupfs.tree import join, parent
 from sysfs.mask import EMPTY, Mask
 
@@ -48,12 +48,8 @@ def pod_uids(tree: CgroupTree, layout: Layout, doubted: Collection[str] = ()) ->
     return frozenset(
         name.uid
         for path, name in named
-        if name is not None and (name.uid not in doubted or _is_populated(tree, path))
+        if name is not None and (name.uid not in doubted or is_populated(tree, path))
     )
-
-
-def _is_populated(tree: CgroupTree, path: str) -> bool:
-    return "populated 1" in (_read(tree, path, EVENTS) or "")
 
 
 def seen_pods(
@@ -157,7 +153,7 @@ def _read(tree: CgroupTree, path: str, file: str) -> str | None:
     try:
         (text,) = tree.read_many(path, (file,))
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENODEV):
+        if error.errno not in GONE:
             raise
         return None
     return text

@@ -25,8 +25,6 @@ from agent.reconcile.binding import OtherBindings, cgroup_named, cgroup_of_pid, 
 from agent.reconcile.contests import Contests
 from agent.reconcile.diff import NO_DRIFT, Cause, Difference
 from agent.reconcile.drivers import Lives
-from agent.reconcile.observe import steadily
-from agent.reconcile.orphans import runs
 from agent.reconcile.placement import pod_cgroup
 from agent.reconcile.report import EnforcementReport
 from agent.server.errors import readable
@@ -34,6 +32,7 @@ from agent.server.intruders import IntruderCount, read_tasks
 from agent.server.verification import kernel_document, verification
 from cgroupfs.errors import CgroupError
 from cgroupfs.settings import CPUS, EFFECTIVE, MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MEMS
+from cgroupfs.state import is_populated
 from cgroupfs.tree import all_ancestors
 from systemd.units import SystemdError
 
@@ -298,7 +297,7 @@ class KernelEnforcement:
     def _has_processes(self, target: Desired, allocation: PodAllocation) -> bool:
         with readable():
             cgroups = self._cgroups_of(target, allocation)
-            return steadily(lambda: any(runs(self._tree, path) for path in cgroups))
+            return any(is_populated(self._tree, path) for path in cgroups)
 
     def _lacks_sets(self, target: Desired, uid: str) -> bool:
         """Return whether a cgroup of a pod lacks the set it should have: it is a new one."""

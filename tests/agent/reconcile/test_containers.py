@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.managers.allocation import NO_BINDINGS, Binding, Bindings
+from agent.reconcile.drivers import inhabited
 from agent.reconcile.identify import (
     IdentifiedBy,
     Subgroup,
@@ -310,3 +311,4 @@ def test_a_doubted_pod_whose_cgroup_is_being_removed_runs_no_more(error: int) ->
     tree = FaultyTree(there, removed)
     assert pod_uids(tree, layout(Driver.CGROUPFS)) == {UID}
     assert pod_uids(tree, layout(Driver.CGROUPFS), (UID,)) == frozenset()
+    assert inhabited(tree, POD) is None
