@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self
 from msgspec import Struct, field
 
 from agent.managers.cpu.topology import CpuTopology
-from agent.managers.topology.hint import Closest
-from agent.managers.topology.many_nodes import is_listed
+from agent.managers.topology.distances import Closest
+from agent.managers.topology.hint import is_listed
 from sysfs.host import WithheldCpus, union_of
 from sysfs.mask import Mask
 

@@ -21,8 +21,8 @@ from agent.managers.ledger import Taken
 from agent.managers.metrics import Sample, gauge
 from agent.managers.policy import PluginDevice
 from agent.managers.resource_manager import ResourceManager
-from agent.managers.topology.hint import SearchBudget, SubsetIndex, choices, subset_sums
-from agent.managers.topology.many_nodes import Cover, CoverDemand, HintFamily, is_listed, smallest
+from agent.managers.topology.hint import SearchBudget, SubsetIndex, choices, is_listed, subset_sums
+from agent.managers.topology.many_nodes import Cover, CoverDemand, HintFamily, smallest
 from agent.managers.violations import Rule, Violation
 from agent.pods.model import near_nodes
 from agent.pods.quantity import MAX_INT64

@@ -28,16 +28,11 @@ from agent.managers.topology.hint import (
     Hint,
     SearchBudget,
     choices,
-    subset_sums,
-)
-from agent.managers.topology.many_nodes import (
-    Cover,
-    CoverDemand,
-    HintFamily,
     is_listed,
     rank,
-    smallest,
+    subset_sums,
 )
+from agent.managers.topology.many_nodes import Cover, CoverDemand, HintFamily, smallest
 from sysfs.mask import Mask, iter_bits
 
 if TYPE_CHECKING:

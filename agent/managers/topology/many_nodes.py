@@ -41,7 +41,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias, Union
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.managers.topology.hint import Closest, Hint, NodeDistances, SearchBudget, by_value
+from agent.managers.topology.distances import Closest, NodeDistances
+from agent.managers.topology.hint import Hint, SearchBudget, by_value, rank
 from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
@@ -49,18 +50,11 @@ if TYPE_CHECKING:
 
     from agent.managers.topology.hint import Order, Tiebreak
 
-#: Up to this many nodes, all sets are listed: at most 255.
-MOST_LISTED: Final = 8
 #: Explanations get less work than choices; they may name other hints than the best.
 _EXPLAINING: Final = 600
 #: What a resource has to spare, where several are compared; an integer, so that a decision is the
 #: same on every machine.
 _SPARE: Final = 1 << 20
-
-
-def is_listed(nodes: int) -> bool:
-    """Return whether on a machine with these nodes (bits) hints are listed one by one."""
-    return nodes.bit_count() <= MOST_LISTED
 
 
 class CoverDemand(NamedTuple):
@@ -478,12 +472,6 @@ Hints: TypeAlias = Union[Sequence[Hint], "HintFamily"]
 #: has no preference; one mapped to an empty sequence cannot be served by any set of nodes.
 #: An empty mapping is a provider without any preference.
 ProviderHints: TypeAlias = Mapping[str, Hints | None]
-
-
-def rank(hint: Hint) -> tuple[bool, int, int]:
-    """Order hints: preferred first, then narrow, then the lowest mask."""
-    nodes = hint.nodes or 0
-    return not hint.preferred, nodes.bit_count(), nodes
 
 
 def best_few(hints: Hints, most: int) -> list[Hint]:

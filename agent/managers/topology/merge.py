@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
     from agent.managers.machine import Machine, MachineNode
     from agent.managers.policy import TopologyPolicy
-    from agent.managers.topology.hint import Closest, Tiebreak
+    from agent.managers.topology.distances import Closest
+    from agent.managers.topology.hint import Tiebreak
     from agent.managers.topology.many_nodes import Hints, ProviderHints
 
 

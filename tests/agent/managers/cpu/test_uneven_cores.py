@@ -12,8 +12,7 @@ from agent.managers.cpu.take import take_by_topology
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.cpu.uneven import fewest_cores, most_in_whole_cores
 from agent.managers.policy import CpuPolicyOptions
-from agent.managers.topology.hint import choices
-from agent.managers.topology.many_nodes import is_listed
+from agent.managers.topology.hint import choices, is_listed
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.cpu.cpu_hosts import (
     asymmetric_hosts,

@@ -11,7 +11,7 @@ from agent.managers.topology.many_nodes import Cover, CoverDemand, HintFamily, S
 from sysfs.mask import Mask, iter_bits
 
 if TYPE_CHECKING:
-    from agent.managers.topology.hint import Distances
+    from agent.managers.topology.distances import Distances
 
 
 def yes(*nodes: int) -> Hint:

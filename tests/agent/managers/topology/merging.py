@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agent.managers.policy import TopologyPolicy
-    from agent.managers.topology.hint import Distances
+    from agent.managers.topology.distances import Distances
     from agent.managers.topology.many_nodes import ProviderHints
 
 _ONE_CPU: Final = CpuTopology.from_rows([(0, 0, 0, 0, None)])

@@ -18,8 +18,9 @@ from agent.managers.machine import Machine
 from agent.managers.policy import PluginDevice, TopologyManagerPolicy, TopologyPolicy
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy
-from agent.managers.topology import many_nodes
-from agent.managers.topology.hint import Closest, Hint, Order, SearchBudget, by_value
+from agent.managers.topology import hint
+from agent.managers.topology.distances import Closest
+from agent.managers.topology.hint import Hint, Order, SearchBudget, by_value, rank
 from agent.managers.topology.many_nodes import (
     Cover,
     CoverDemand,
@@ -28,7 +29,6 @@ from agent.managers.topology.many_nodes import (
     best_common,
     best_few,
     best_intersection,
-    rank,
     size_order,
     smallest,
 )
@@ -255,7 +255,7 @@ def _admitted(
 ) -> Ledger:
     answers: list[Decision] = []
     for most in (8, 0):
-        lists.setattr(many_nodes, "MOST_LISTED", most)
+        lists.setattr(hint, "MOST_LISTED", most)
         answers.append(admit(rules, ledger, asked))
     by_lists, by_rules = answers
     assert by_rules.allocation == by_lists.allocation

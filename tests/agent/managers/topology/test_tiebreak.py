@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.managers.topology.hint import Closest, DistanceBound, NodeDistances
+from agent.managers.topology.distances import Closest, DistanceBound, NodeDistances
 from sysfs.mask import iter_bits
 from tests.agent.managers.topology.families import distances_of, node_sets
 
