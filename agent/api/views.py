@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.managers.allocation import ContainerAllocation, Cordons, MemoryBlock, PodAllocation
-    from agent.managers.decision import Decision, Eligibility, HintTrace, Rejection
+    from agent.managers.decision import Decision, Eligibility, Rejection, Trace
     from agent.managers.device.kubelet import KubeletListing
     from agent.managers.policy import Policy
     from agent.managers.quality import Intrusion, Judgement
@@ -258,7 +258,7 @@ def _eligibility(item: Eligibility) -> wire.EligibilityDocument:
     )
 
 
-def _trace(trace: HintTrace) -> wire.HintTraceDocument:
+def _trace(trace: Trace) -> wire.HintTraceDocument:
     return wire.HintTraceDocument(
         container=trace.container,
         providers=tuple(_provider(name, hints) for name, hints in trace.providers),

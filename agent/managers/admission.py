@@ -39,23 +39,22 @@ from agent.managers.quality import unmet
 from agent.managers.readmission import readmit
 from agent.managers.rejection import affinity_rejection, beside_closed
 from agent.managers.rules import released
-from agent.managers.topology.hint import NO_AFFINITY, Hint
-from agent.managers.topology.merge import merge_or_defer, rules_out
+from agent.managers.topology.hint import NO_AFFINITY
+from agent.managers.topology.merge import align, rules_out, unadmitted
 from agent.pods.model import LINUX, ContainerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
-    from agent.managers.decision import Answers, Offers, Question
+    from agent.managers.decision import Answers, Offers, Question, Trace
     from agent.managers.demand import ContainerDemand, PodDemand
     from agent.managers.ledger import Ledger
     from agent.managers.metrics import MetricSpec
     from agent.managers.resource_manager import Draft, Managers, ResourceManager
     from agent.managers.rules import EffectivePolicy
-    from agent.managers.topology.hint import SearchBudget
+    from agent.managers.topology.hint import Hint, SearchBudget, Tiebreak
     from agent.managers.topology.many_nodes import ProviderHints
-    from agent.managers.topology.merge import DeferredMerge
     from agent.pods.model import Pod
 
 
@@ -89,7 +88,7 @@ class SuspendedDecision(Struct, frozen=True):
     demand: PodDemand
     questions: tuple[Question, ...]
     answers: Answers
-    traces: tuple[HintTrace, ...]
+    traces: tuple[Trace, ...]
     works: tuple[SearchBudget, ...]
 
     def resume(self, answers: Answers) -> Decision:
@@ -140,9 +139,8 @@ def _decide(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     requests = node_requests(rules.policy, pod)
     unfit = node_fit.rejection(rules, ledger, requests)
     if unfit is not None:
-        return Decision(
-            pod.uid, ledger, cause=beside_closed(rules, unfit), asked=Undecided(rules, pod), pod=pod
-        )
+        closed, demand = beside_closed(rules, unfit), Undecided(rules, pod)
+        return Decision(pod.uid, ledger, cause=closed, demand=demand, pod=pod)
     return _allocated(rules, rules.draft(ledger, rules.demand(pod, requests)), ledger)
 
 
@@ -162,7 +160,7 @@ def _allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision
             before,
             cause=beside_closed(rules, rejected.cause),
             hints=tuple(draft.traces),
-            asked=demand,
+            demand=demand,
             counters=MappingProxyType(draft.counters),
             pod=pod,
         )
@@ -173,13 +171,13 @@ def _allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision
     lacking = _lacking(rules, draft, ledger, allocation) if draft.ledger is before else None
     if lacking is not None:
         cause = beside_closed(rules, lacking)
-        return Decision(uid, before, cause=cause, hints=tuple(draft.traces), asked=demand, pod=pod)
+        return Decision(uid, before, cause=cause, hints=tuple(draft.traces), demand=demand, pod=pod)
     return Decision(
         uid,
         ledger,
         allocation=allocation,
         hints=tuple(draft.traces),
-        asked=demand,
+        demand=demand,
         counters=MappingProxyType(draft.counters),
         pod=pod,
     )
@@ -284,8 +282,7 @@ def _best(managers: Managers, draft: Draft, container: ContainerDemand | None) -
     return trace.merged
 
 
-def _merge(managers: Managers, draft: Draft, container: ContainerDemand | None) -> HintTrace:
-    name = None if container is None else container.name
+def _merge(managers: Managers, draft: Draft, container: ContainerDemand | None) -> Trace:
     # 1. What the machine lacks is the reason, whatever else does not fit.
     for each in managers:
         reject_if(each.lacks(draft, container))
@@ -296,12 +293,20 @@ def _merge(managers: Managers, draft: Draft, container: ContainerDemand | None) 
     for each in sorted(managers, key=_COST):
         known[each.name] = hints = _hints_of(each, draft, container)
         if listed and len(known) < len(managers) and rules_out(policy, hints):
-            unasked = _Unasked(managers, draft, container)
-            return HintTrace(name, unasked, unasked, admitted=False)
+            return UnadmittedTrace(managers, draft, container)
     # 3. Merge.
     offers = tuple([(each.name, known[each.name]) for each in managers])
-    best, admitted = _merged(managers, draft, container, offers)
-    return HintTrace(name, offers, best, admitted)
+    alignment = align(
+        draft.rules.machine,
+        draft.rules.policy.topology,
+        [hints for _, hints in offers],
+        draft.work(),
+        _node_order(managers, draft, container),
+    )
+    if alignment is None:
+        return UnadmittedTrace(managers, draft, container, offers)
+    name = None if container is None else container.name
+    return HintTrace(name, offers, alignment.hint, alignment.admitted)
 
 
 _COST: Final = attrgetter("cost")
@@ -315,49 +320,64 @@ def _hints_of(
     return manager.container_hints(draft, container)
 
 
-def _merged(
-    managers: Managers, draft: Draft, container: ContainerDemand | None, offers: Offers
-) -> tuple[Hint | DeferredMerge, bool]:
+def _node_order(
+    managers: Managers, draft: Draft, container: ContainerDemand | None
+) -> Tiebreak | None:
     orders = (each.node_order(draft, container) for each in managers)
-    return merge_or_defer(
-        draft.rules.machine,
-        draft.rules.policy.topology,
-        [hints for _, hints in offers],
-        draft.work(),
-        next((order for order in orders if order is not None), None),
-    )
+    return next((order for order in orders if order is not None), None)
 
 
-class _Unasked(Struct, frozen=True, eq=False, dict=True):
-    """Hints that only an explanation needs; with the rejection the draft has ended."""
+class UnadmittedTrace(Struct, frozen=True, eq=False, dict=True):
+    """The trace of a rejection: the policy admits no alignment, whatever the hints merge to.
+
+    What they merge to is worked out when an explanation reads it; so are the hints, where those of
+    one manager settled the rejection (`offers` None). The rejection has ended the draft, so the
+    managers answer as they would have before.
+    """
 
     managers: Managers
     draft: Draft
-    container: ContainerDemand | None
+    demand: ContainerDemand | None
+    offers: Offers | None = None
+
+    @property
+    def container(self) -> str | None:
+        """The name of the container, None for the pod as a whole."""
+        return None if self.demand is None else self.demand.name
 
     @cached_property
-    def offers(self) -> Offers:
-        """The hints of all managers, who are asked once."""
-        return tuple(
-            [(each.name, _hints_of(each, self.draft, self.container)) for each in self.managers]
+    def providers(self) -> Offers:
+        """The hints of all managers, in the order in which the managers allocate."""
+        return self.offers or tuple(
+            [(each.name, _hints_of(each, self.draft, self.demand)) for each in self.managers]
         )
 
+    @property
+    def merged(self) -> Hint:
+        """What the hints merge to."""
+        return unadmitted(
+            self.draft.rules.machine,
+            self.draft.rules.policy.topology,
+            [hints for _, hints in self.providers],
+            _node_order(self.managers, self.draft, self.demand),
+        )
+
+    @property
+    def admitted(self) -> bool:
+        """Never."""
+        return False
+
     def __eq__(self, other: object) -> bool:
-        """Compare the hints: a draft has the traces that have this."""
-        return isinstance(other, _Unasked) and self.offers == other.offers
+        """Compare the hints, not the drafts: the traces of a draft have the draft."""
+        return isinstance(other, UnadmittedTrace) and self.providers == other.providers
 
     def __hash__(self) -> int:
         """Return a number that equal hints share."""
         return hash(tuple(each.name for each in self.managers))
 
-    def best(self) -> Hint:
-        """Return the alignment that is not admitted."""
-        best, _ = _merged(self.managers, self.draft, self.container, self.offers)
-        return best if isinstance(best, Hint) else best.best()
 
-
-def _is_preferred(trace: HintTrace) -> bool:
-    return isinstance(trace.alignment, Hint) and trace.alignment.preferred
+def _is_preferred(trace: Trace) -> bool:
+    return trace.admitted and trace.merged.preferred
 
 
 def _count_guaranteed(draft: Draft, metric: MetricSpec) -> None:

@@ -7,9 +7,9 @@ from uuid import NAMESPACE_OID, uuid5
 
 from msgspec.structs import replace
 
-from agent.managers.advice import decided
 from agent.managers.amounts import FreeCpus
 from agent.managers.cpu.manager import shared_pool
+from agent.managers.trials import decided
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:

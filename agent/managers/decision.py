@@ -1,8 +1,15 @@
-"""The outcome of one admission: a new ledger or a rejection, with what explains it.
+"""What comes out of an admission: a new ledger, a rejection, or questions for device plugins.
 
-A decision that depends on what device plugins prefer is suspended: it has questions, and is resumed
-with their answers. What explains a decision (hints, eligibility, the rejection, warnings) is worked
-out when it is read, since most of it never is.
+`admission.admit` returns a `Decision`. It has one of three outcomes:
+
+- admitted: `allocation` is what the pod gets, and `ledger` has it;
+- rejected: `cause` says why, and `ledger` is the one from before;
+- suspended: the allocation depends on which devices a plugin prefers. `suspended` has the
+  questions, and its `resume` goes on with the answers. Nothing is reserved meanwhile.
+
+What explains a decision (its hints, eligibility, rejection, warnings) is worked out when it is
+read, since most of it never is. A late reader gets what an early one would have: nothing that an
+explanation rests on changes after the decision.
 """
 
 from __future__ import annotations
@@ -25,6 +32,149 @@ if TYPE_CHECKING:
     from agent.managers.metrics import CounterKey
     from agent.managers.topology.many_nodes import ProviderHints
     from agent.pods.model import Pod
+
+
+class Decision(Struct, frozen=True, dict=True):
+    """The outcome for one pod; `allocation`, `cause` or `suspended` is set."""
+
+    uid: str
+    #: The ledger afterwards; unless the pod was admitted, the ledger from before.
+    ledger: Ledger
+    allocation: PodAllocation | None = None
+    cause: RejectionCause | None = None
+    #: Of each alignment, in the order in which they were made.
+    hints: tuple[Trace, ...] = ()
+    #: None where the decision rests on no demand, as for a pod of another operating system.
+    demand: Demand | None = None
+    #: What this admission adds to the kubelet's metrics.
+    counters: Mapping[CounterKey, int] = MappingProxyType({})
+    #: The pod was in the ledger before, and keeps what it has.
+    already_admitted: bool = False
+    #: What `warnings` are about; None: there are none.
+    pod: Pod | None = None
+    suspended: Suspended | None = None
+
+    @cached_property
+    def eligibility(self) -> tuple[Eligibility, ...]:
+        """Which containers may have exclusive resources, and why."""
+        return () if self.demand is None else self.demand.eligibility()
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """The fields of the pod that probably do not mean what their author intended."""
+        dropped = () if self.demand is None else self.demand.dropped
+        return dropped if self.pod is None else (*dropped, *find_warnings(self.pod))
+
+    @cached_property
+    def rejection(self) -> Rejection | None:
+        """Why the pod was rejected; None where it was admitted or the decision is suspended."""
+        return None if self.cause is None else self.cause.explain()
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the pod was admitted; a suspended decision has not admitted it yet."""
+        return self.allocation is not None
+
+
+#: The hints of each manager, by its name.
+Offers: TypeAlias = "tuple[tuple[str, ProviderHints], ...]"
+
+
+class Trace(Protocol):
+    """How one container (None: the pod as a whole) was aligned.
+
+    A `HintTrace`; or an `admission.UnadmittedTrace`, of which the rest is worked out when read.
+    """
+
+    @property
+    def container(self) -> str | None:
+        """The name of the container, None for the pod as a whole."""
+        ...
+
+    @property
+    def providers(self) -> Offers:
+        """The hints of each manager, in the order in which the managers allocate."""
+        ...
+
+    @property
+    def merged(self) -> Hint:
+        """What the hints merge to."""
+        ...
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the policy admits the merged hint."""
+        ...
+
+
+class HintTrace(Struct, frozen=True):
+    """A `Trace` of which everything is known."""
+
+    container: str | None
+    providers: Offers
+    merged: Hint = NO_AFFINITY
+    admitted: bool = True
+
+
+class Eligibility(Struct, frozen=True):
+    """Which managers may give one container resources of its own."""
+
+    container: str
+    #: The demand for exclusive resources, by manager and in the manager's own type; managers that
+    #: give the container none are left out.
+    exclusive: Mapping[str, Any]
+    #: By manager, every one: why it may or may not.
+    why: Mapping[str, str]
+
+
+class Demand(Protocol):
+    """What the pod demands of the managers: a `PodDemand`, or an `admission.Undecided`."""
+
+    def eligibility(self) -> tuple[Eligibility, ...]:
+        """Return which containers may have exclusive resources, and why."""
+        ...
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Return a warning for each field of the pod that the feature gates leave out."""
+        ...
+
+
+class Question(Struct, frozen=True):
+    """Which devices of a resource its device plugin prefers (GetPreferredAllocation)."""
+
+    resource: str
+    #: The devices among which the plugin chooses, and those of them that its choice must have.
+    available: frozenset[str]
+    required: frozenset[str]
+    #: How many devices the plugin chooses, the required ones included.
+    size: int
+
+
+#: The preferred ids by question; empty without a preference.
+Answers: TypeAlias = "Mapping[Question, tuple[str, ...]]"
+NO_ANSWERS: Final[Answers] = MappingProxyType({})
+
+
+class Suspended(Protocol):
+    """A decision that waits for answers: an `admission.SuspendedDecision`."""
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """What device plugins have to answer before the decision can go on."""
+        ...
+
+    def resume(self, answers: Answers) -> Decision:
+        """Go on with the answers; the decision may be suspended again, with further questions."""
+        ...
+
+
+class Unanswered(Exception):  # noqa: N818  (not an error: the decision is suspended)
+    """Raised by a manager whose allocation depends on a question without an answer."""
+
+    def __init__(self, questions: tuple[Question, ...]) -> None:
+        super().__init__()
+        self.questions = questions
 
 
 class Reason(StrEnum):
@@ -51,34 +201,37 @@ def out_of(resource: str) -> str:
 class Shortage(Struct, frozen=True):
     """A resource of which the node has too little left for a pod.
 
-    `requested` is what other pods request, `allocatable` what all may request (None: the node does
-    not offer the resource). What is no longer allocatable and pods still have (CPUs that are
-    offline, devices that are gone) is in neither. The unit is millicores for `cpu`, else bytes,
-    pods or devices.
+    The unit is millicores for `cpu`, else bytes, pods or devices. CPUs that are offline and devices
+    that are gone count neither as allocatable nor as requested, although pods may still have them.
     """
 
     resource: str
+    #: How much the pod requests.
     asked: int
+    #: How much all pods together may request; None: the node does not offer the resource.
     allocatable: int | None
+    #: How much the other pods request.
     requested: int
 
 
 class Rejection(Struct, frozen=True):
-    """Why a pod was rejected, for a program and a person.
+    """Why a pod was rejected, for a program and for a person."""
 
-    `reason` is a `Reason` or `out_of` a resource; `shortages` has every resource of which the node
-    has too little, `resource` names the first. Otherwise `asked` is CPUs for `cpu`, bytes for
-    memory types and a number of devices; `free` is the same unit by NUMA node. `container` is None
-    when the pod as a whole was rejected.
-    """
-
+    #: A `Reason`, or `out_of` a resource.
     reason: str
     message: str
+    #: What to do next, "" where nothing is certain to help.
     remedy: str = ""
+    #: Which resource the pod cannot have, where it is one; else the first of `shortages`.
     resource: str | None = None
+    #: None where the pod as a whole was rejected.
     container: str | None = None
+    #: How much of `resource` was requested: CPUs for `cpu`, bytes for memory types, devices. None
+    #: where `shortages` say it.
     asked: int | None = None
+    #: How much of `resource` is free, by NUMA node.
     free: Mapping[int, int] = MappingProxyType({})
+    #: Every resource of which the node has too little.
     shortages: tuple[Shortage, ...] = ()
 
     def explain(self) -> Rejection:
@@ -87,7 +240,7 @@ class Rejection(Struct, frozen=True):
 
 
 class RejectionCause(Protocol):
-    """Why a pod was rejected: a `Rejection`, or the facts to build a `Rejection` when needed."""
+    """Why a pod was rejected: a `Rejection`, or the facts from which one is built when read."""
 
     def explain(self) -> Rejection:
         """Return the rejection; the same facts give the same."""
@@ -95,7 +248,7 @@ class RejectionCause(Protocol):
 
 
 class Rejected(Exception):  # noqa: N818  (not an error of the program: the pod's rejection)
-    """The pod cannot be admitted; `cause` says why."""
+    """Raised where the pod cannot be admitted."""
 
     def __init__(self, cause: RejectionCause) -> None:
         super().__init__()
@@ -109,194 +262,3 @@ def reject_if(cause: RejectionCause | None) -> None:
     """Raise `Rejected` if there is a cause."""
     if cause is not None:
         raise Rejected(cause)
-
-
-class Unanswered(Exception):  # noqa: N818  (not an error: the decision is made with the answers)
-    """The decision depends on what device plugins prefer; `questions` say on what."""
-
-    def __init__(self, questions: tuple[Question, ...]) -> None:
-        super().__init__()
-        self.questions = questions
-
-
-class UnadmittedMerge(Protocol):
-    """Hints of which no alignment was admitted."""
-
-    def best(self) -> Hint:
-        """Return the alignment that is not admitted; the same hints give the same."""
-        ...
-
-
-#: The hints of each manager, by its name.
-Offers: TypeAlias = "tuple[tuple[str, ProviderHints], ...]"
-
-
-class UnaskedHints(Protocol):
-    """Managers whose hints were not all needed."""
-
-    @property
-    def offers(self) -> Offers:
-        """The hints of each manager."""
-        ...
-
-
-class HintTrace(Struct, frozen=True):
-    """The hints of each provider for one container (None: the pod), and the merged hint.
-
-    `alignment` is the hint or, where none was admitted, the hints to merge when it is read; `asked`
-    are the hints or, where those of one provider ruled out every alignment, what asks for them.
-    """
-
-    container: str | None
-    asked: Offers | UnaskedHints
-    alignment: Hint | UnadmittedMerge = NO_AFFINITY
-    admitted: bool = True
-
-    @property
-    def providers(self) -> Offers:
-        """The hints of each provider, in the order in which they allocate."""
-        return self.asked if isinstance(self.asked, tuple) else self.asked.offers
-
-    @property
-    def merged(self) -> Hint:
-        """The merged hint, admitted or not."""
-        return self.alignment if isinstance(self.alignment, Hint) else self.alignment.best()
-
-
-class Eligibility(Struct, frozen=True):
-    """Which managers may give one container resources of its own, and the reasons.
-
-    `exclusive` is what it asks of the managers that may, in the managers' own types; `why` has the
-    reason of every manager.
-    """
-
-    container: str
-    exclusive: Mapping[str, Any]
-    why: Mapping[str, str]
-
-
-class Asked(Protocol):
-    """What was asked for, under the policy of the decision."""
-
-    def eligibility(self) -> tuple[Eligibility, ...]:
-        """Return which containers may have exclusive resources, and why."""
-        ...
-
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """Return a warning for each field of the pod that the feature gates leave out."""
-        ...
-
-
-class Question(Struct, frozen=True):
-    """Which `size` of the `available` devices of a resource its device plugin prefers.
-
-    The `required` ones are among them (device plugin API, GetPreferredAllocation).
-    """
-
-    resource: str
-    available: frozenset[str]
-    required: frozenset[str]
-    size: int
-
-
-#: The preferred ids by question; empty without a preference.
-Answers: TypeAlias = "Mapping[Question, tuple[str, ...]]"
-NO_ANSWERS: Final[Answers] = MappingProxyType({})
-
-
-class Suspended(Protocol):
-    """A decision that waits for answers."""
-
-    @property
-    def questions(self) -> tuple[Question, ...]:
-        """What has to be answered before the decision can be made."""
-        ...
-
-    def resume(self, answers: Answers) -> Decision:
-        """Go on with the answers; the decision may be suspended again, with further questions."""
-        ...
-
-
-class Decision(Struct, frozen=True, dict=True):
-    """Admitted (`allocation` set, `cause` and `rejection` None) or rejected (the reverse).
-
-    Neither while it is `suspended`: it is made once its questions are answered. Nothing is reserved
-    meanwhile.
-
-    `ledger` is the ledger after the decision; a rejection returns the one it was given.
-    `counters` are the increments of the kubelet's metrics by this admission. `pod` is what was
-    decided on, where resource managers were to be asked.
-    """
-
-    uid: str
-    ledger: Ledger
-    allocation: PodAllocation | None = None
-    cause: RejectionCause | None = None
-    hints: tuple[HintTrace, ...] = ()
-    asked: Asked | None = None
-    counters: Mapping[CounterKey, int] = MappingProxyType({})
-    already_admitted: bool = False
-    pod: Pod | None = None
-    suspended: Suspended | None = None
-
-    @cached_property
-    def eligibility(self) -> tuple[Eligibility, ...]:
-        """Which containers may have exclusive resources, and why; worked out when first read."""
-        return () if self.asked is None else self.asked.eligibility()
-
-    @cached_property
-    def warnings(self) -> tuple[str, ...]:
-        """The fields of the pod that probably do not mean what their author intended."""
-        dropped = () if self.asked is None else self.asked.dropped
-        return dropped if self.pod is None else (*dropped, *find_warnings(self.pod))
-
-    @cached_property
-    def rejection(self) -> Rejection | None:
-        """Why the pod was rejected, built on first access; None when it was not rejected."""
-        return None if self.cause is None else self.cause.explain()
-
-    @property
-    def admitted(self) -> bool:
-        """Whether the pod was admitted."""
-        return self.allocation is not None
-
-
-class AdviceKind(StrEnum):
-    """What is changed: nothing, the cordon, the pod itself, other pods, or the policy."""
-
-    #: Nothing: the pod would be admitted as it is.
-    AGAIN = "again"
-    UNCORDON = "uncordon"
-    #: A larger pod-level budget, so that the containers that share it have something.
-    BUDGET = "budget"
-    #: Limits that equal requests, so that containers may have CPUs of their own.
-    GUARANTEED = "guaranteed"
-    #: Without an annotation that demands more.
-    ANNOTATION = "annotation"
-    REQUEST = "request"
-    END = "end"
-    POLICY = "policy"
-
-
-class Advice(Struct, frozen=True):
-    """One change with which the pod would be admitted: it was tried.
-
-    `kind` is `again` (the pod would be admitted as it is), `request` (`amount` of `resource` in
-    `container`, null: of the pod-level resources; CPUs in millicores), `end` (the pods of `uids`
-    end), `annotation` (`key` is left out) or `policy` (`key` of the configuration is `value`). With
-    the last two, `loss` is what the pod would not get.
-    """
-
-    #: An `AdviceKind`, or that of a later release.
-    kind: str
-    text: str
-    container: str | None = None
-    resource: str = ""
-    #: CPUs in millicores, memory in bytes; of a budget that of the first resource.
-    amount: int = 0
-    uids: tuple[str, ...] = ()
-    key: str = ""
-    #: Of an uncordon, what is cordoned.
-    value: str = ""
-    loss: str = ""

@@ -20,7 +20,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agent.managers.decision import HintTrace, RejectionCause
+    from agent.managers.decision import RejectionCause, Trace
     from agent.managers.host import HostPolicy
     from agent.managers.resource_manager import Draft, Managers, ResourceManager
     from agent.managers.topology.hint import Hint
@@ -38,7 +38,7 @@ class Unaligned(Struct, frozen=True):
 
     managers: Managers
     draft: Draft
-    trace: HintTrace
+    trace: Trace
 
     def explain(self) -> Rejection:
         """Return for each resource the request, the nodes where it fits, and what is free."""
@@ -120,7 +120,7 @@ def beside_closed(rules: HostPolicy, cause: RejectionCause) -> RejectionCause:
     return BesideClosed(cause, rules) if closed else cause
 
 
-def affinity_rejection(managers: Managers, draft: Draft, trace: HintTrace) -> RejectionCause:
+def affinity_rejection(managers: Managers, draft: Draft, trace: Trace) -> RejectionCause:
     """Return why the policy rejects the merged hint of a container, or of the pod."""
     empty = (
         empty_pool_rejection(managers, draft, Reason.TOPOLOGY_AFFINITY)

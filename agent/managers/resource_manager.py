@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
-    from agent.managers.decision import Answers, HintTrace, Question, Reason, Rejection
+    from agent.managers.decision import Answers, Question, Reason, Rejection, Trace
     from agent.managers.demand import (
         ContainerDemand,
         PodDemand,
@@ -53,10 +53,10 @@ class Draft(Struct):
     parts: dict[str, Any]
     hints: dict[str, Hint] = field(default_factory=dict)
     counters: dict[CounterKey, int] = field(default_factory=dict)
-    traces: list[HintTrace] = field(default_factory=list)
+    traces: list[Trace] = field(default_factory=list)
     works: list[SearchBudget] = field(default_factory=list)
     answers: Answers = NO_ANSWERS
-    aligned: list[HintTrace] = field(default_factory=list)
+    aligned: list[Trace] = field(default_factory=list)
     tied: bool = True
 
     def answer(self, question: Question) -> tuple[str, ...]:

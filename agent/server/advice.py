@@ -15,9 +15,10 @@ from msgspec.structs import replace
 from agent.api.documents import FitDocument
 from agent.api.views import rejection_document
 from agent.managers.admission import remove
-from agent.managers.advice import advise
+from agent.managers.advice import AdviceKind
 from agent.managers.capacity import copy_of, fill, free_cpus, nodes_of
-from agent.managers.decision import AdviceKind, Reason
+from agent.managers.decision import Reason
+from agent.managers.trials import advise
 from agent.server.errors import BusyError
 from agent.server.queue import Turns
 

@@ -214,7 +214,7 @@ class Decider:
                 asked=len(error.ids),
             ),
             hints=decision.hints,
-            asked=decision.asked,
+            demand=decision.demand,
             pod=decision.pod,
         )
 

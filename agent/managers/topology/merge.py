@@ -1,10 +1,20 @@
-"""Merging the hints of several resources without trying their permutations.
+"""The topology manager's merge: one alignment from the hints of all resources (KEP-693).
 
-In go the hints of all providers, out comes one alignment by the topology manager's policy. The
-kubelet takes one hint of every resource, intersects their masks, and keeps the best of all these
-permutations (KEP-693, "New Interfaces"; kubelet v1.36, HintMerger). The choice depends only on
-which masks can come out, so two small sets are computed instead: the masks that every resource
-offers as preferred, and the masks reachable as an intersection.
+In go the hints of all resource managers and the topology manager's policy. Out comes the alignment:
+the set of nodes with which the managers allocate, and whether the policy admits it (`align`).
+
+The kubelet tries permutations (kubelet v1.36, HintMerger): it takes one hint of each resource,
+intersects their masks, and keeps the best result. The steps here give the same result without
+trying any, since it depends only on which masks can come out:
+
+1. Every resource has hints: one without preference prefers any node, one that no nodes can serve
+   has any node as a hint that is not preferred. `single-numa-node` then drops all hints that are
+   not preferred or have several nodes.
+2. `best_preferred`: the best set of nodes that every resource prefers. Every policy admits it.
+3. `best_reachable`: where there is none, the best set that some permutation intersects to. Only
+   `best-effort` admits it; else only the explanation of the rejection needs it (`unadmitted`).
+
+The hints of a resource are listed or, on a machine with many nodes, a `HintFamily` (`many_nodes`).
 """
 
 from __future__ import annotations
@@ -39,25 +49,120 @@ if TYPE_CHECKING:
 
     from agent.managers.machine import Machine, MachineNode
     from agent.managers.policy import TopologyPolicy
-    from agent.managers.topology.distances import Closest
     from agent.managers.topology.hint import Tiebreak
     from agent.managers.topology.many_nodes import Hints, ProviderHints
 
 
-#: The hints of one resource in full; never empty unless a policy has filtered them.
+#: The listed hints of one resource.
 HintList: TypeAlias = "Sequence[Hint]"
 
-#: Intersecting a pair directly costs about an eighth of one field of a transform.
-_PAIRS_PER_FIELD = 8
+
+class Alignment(Struct, frozen=True):
+    """What the hints of all resources merge to, and whether the policy admits it."""
+
+    #: Any node (None) under policy none, and under single-numa-node in place of all nodes;
+    #: otherwise a set of one or more nodes.
+    hint: Hint
+    admitted: bool
+
+
+def align(
+    machine: Machine,
+    policy: TopologyPolicy,
+    provider_hints: Sequence[ProviderHints],
+    work: SearchBudget,
+    sockets: Tiebreak | None = None,
+) -> Alignment | None:
+    """Return the alignment of a container or pod; None: it is rejected, and `unadmitted` says why.
+
+    Only `prefer_closest_numa_nodes` reads distances (see `require_distances`). `sockets`
+    is the order of `align-by-socket`: of preferred sets the best is on the fewest sockets, then of
+    the fewest nodes. On many nodes it counts for preferred sets only.
+
+    If the search among many nodes exceeds `work`, a better alignment may have been missed; `work`
+    says so. The alignment is the result of some permutation even then.
+    """
+    kind, nodes = policy.policy, machine.node_mask.bits
+    if kind is TopologyManagerPolicy.NONE:
+        return Alignment(NO_AFFINITY, admitted=True)
+    # 1. Every resource has hints.
+    lists, order = _lists(kind, provider_hints), _order(machine, policy, sockets)
+    # 2. What every resource prefers.
+    mask = best_preferred(lists, nodes, order, work)
+    if mask is not None:
+        return Alignment(_hint(kind, nodes, mask, preferred=True), admitted=True)
+    # 3. What some permutation intersects to. If that is not admitted, only a search among many
+    #    nodes is made now: its steps count as the admission's.
+    admitted = kind is TopologyManagerPolicy.BEST_EFFORT
+    if not admitted and not any(isinstance(hints, HintFamily) for hints in lists):
+        return None
+    mask = best_reachable(lists, nodes, order, work)
+    return Alignment(_hint(kind, nodes, mask, preferred=False), admitted)
+
+
+def unadmitted(
+    machine: Machine,
+    policy: TopologyPolicy,
+    provider_hints: Sequence[ProviderHints],
+    sockets: Tiebreak | None = None,
+) -> Hint:
+    """Return what hints merge to of which no alignment is admitted; it explains the rejection."""
+    kind, nodes = policy.policy, machine.node_mask.bits
+    lists, order = _lists(kind, provider_hints), _order(machine, policy, sockets)
+    mask = best_reachable(lists, nodes, order, SearchBudget())
+    return _hint(kind, nodes, mask, preferred=False)
+
+
+_SINGLE: Final = TopologyManagerPolicy.SINGLE_NUMA_NODE
+#: The policies that admit only what every resource prefers.
+_STRICT: Final = {TopologyManagerPolicy.RESTRICTED, _SINGLE}
+
+
+def rules_out(policy: TopologyManagerPolicy, hints_by_resource: ProviderHints) -> bool:
+    """Return whether the policy admits no alignment, whatever the other managers offer.
+
+    So it is under `restricted` and `single-numa-node` if a resource prefers nothing. The hints are
+    listed ones.
+    """
+    if policy not in _STRICT:
+        return False
+    for hints in hints_by_resource.values():
+        if hints is None:
+            continue
+        for hint in hints:  # any() would take as long as the hints of a resource
+            if hint.preferred:
+                break
+        else:
+            return True
+    return False
+
+
+def require_distances(machine_nodes: Iterable[MachineNode], policy: TopologyPolicy) -> None:
+    """Check that every node has a distance to every node, if the policy compares distances.
+
+    Raises `NodeDistancesError` with the nodes that lack one.
+    """
+    if not policy.prefer_closest_numa_nodes:
+        return
+    nodes = tuple(machine_nodes)
+    lacking = tuple(
+        node.id for node in nodes if any(other.id not in node.distances for other in nodes)
+    )
+    if lacking:
+        raise NodeDistancesError(lacking)
+
+
+_INDIFFERENT: Final = Hint(None, preferred=True)
+_IMPOSSIBLE: Final = Hint(None, preferred=False)
 
 
 def resource_lists(
     provider_hints: Iterable[ProviderHints], *, indifferent: Hint, impossible: Hint
 ) -> list[Hints]:
-    """Return one non-empty list of hints per resource.
+    """Return the hints of each resource, at least one each.
 
-    A resource without preference has the single hint `indifferent`, a resource that no nodes can
-    serve `impossible`. A provider without resources counts as a resource without preference.
+    A resource without preference has the hint `indifferent`, a resource that no nodes can serve the
+    hint `impossible`. A manager without resources counts as a resource without preference.
     """
     no_preference: Mapping[str, None] = {"": None}
     return [
@@ -67,34 +172,65 @@ def resource_lists(
     ]
 
 
+def _lists(kind: TopologyManagerPolicy, provider_hints: Iterable[ProviderHints]) -> list[Hints]:
+    lists = resource_lists(provider_hints, indifferent=_INDIFFERENT, impossible=_IMPOSSIBLE)
+    return [_single_node(hints) for hints in lists] if kind is _SINGLE else lists
+
+
+def _order(machine: Machine, policy: TopologyPolicy, sockets: Tiebreak | None) -> Order:
+    # The kubelet ignores distances under single-numa-node: there the sets have one node each.
+    by_distance = policy.prefer_closest_numa_nodes and policy.policy is not _SINGLE
+    return Order(machine.closest if by_distance else by_value, sockets)
+
+
+def _single_node(hints: Hints) -> Sequence[Hint]:
+    few = hints.single_nodes() if isinstance(hints, HintFamily) else hints
+    return [
+        hint
+        for hint in few
+        if hint.preferred and (hint.nodes is None or hint.nodes.bit_count() == 1)
+    ]
+
+
+def _hint(policy: TopologyManagerPolicy, nodes: int, mask: int | None, *, preferred: bool) -> Hint:
+    """Return the hint of a set of nodes; no set stands for all nodes of the machine.
+
+    Under single-numa-node all nodes are any node, as in the kubelet.
+    """
+    if mask is None:
+        mask = nodes
+    return Hint(None if policy is _SINGLE and mask == nodes else mask, preferred)
+
+
 def best_preferred(
     lists: Sequence[Hints], nodes: int, order: Order, work: SearchBudget
 ) -> int | None:
-    """Return the best mask that every resource offers as preferred, None where there is none.
+    """Return the best set of nodes that every resource prefers, None where there is none.
 
-    A permutation is preferred only if all its hints are and their masks are equal; hints for any
-    node go with every mask. Narrower masks are better, then the tiebreak of `order` decides.
+    A permutation is preferred only if all its hints are, and if their masks are equal. A hint for
+    any node goes with every mask. `Order.of_preferred` says which set is best.
     """
+    # Resources that prefer any node need no set of theirs; the others need one of theirs.
     required: set[int | None] | None = None
     optional: set[int | None] = {nodes}
-    # All memory types have the same hints; duplicate lists do not change the merge.
+    # All memory types share one list of hints, which need not be read twice.
     distinct = {id(hints): hints for hints in lists}.values()
     families = [hints for hints in distinct if isinstance(hints, HintFamily)]
     for hints in distinct:
         if isinstance(hints, HintFamily):
             continue
-        offered = {mask for mask, preferred in hints if preferred}
-        if None in offered:
-            optional |= offered
+        masks = {mask for mask, preferred in hints if preferred}
+        if None in masks:
+            optional |= masks
             continue
-        required = offered if required is None else required & offered
+        required = masks if required is None else required & masks
         if not required:
             return None
     if required is None and families:
         return best_common(families, nodes, order, work)
     candidates = [mask for mask in (optional if required is None else required) if mask is not None]
     if families:
-        candidates = [mask for mask in candidates if all(each.prefers(mask) for each in families)]
+        candidates = [mask for mask in candidates if all(f.prefers(mask) for f in families)]
     inside = {mask & nodes for mask in candidates} - {0}
     return min(inside, key=order.of_preferred, default=None)
 
@@ -102,14 +238,17 @@ def best_preferred(
 def best_reachable(
     lists: Sequence[Hints], nodes: int, order: Order, work: SearchBudget
 ) -> int | None:
-    """Return the best mask that some choice of one hint per resource intersects to.
+    """Return the best set of nodes that some permutation intersects to.
 
-    None when every choice ends empty, or when a resource has no hint to choose. The best has as
-    many nodes as the resource with the widest narrowest hint needs; failing that the most below
-    that number, failing that the fewest above it; then `order` decides: its sockets only for
-    masks that every resource offers itself, since memory may lack room on others, or be in a group.
+    None when every permutation ends empty, or when a resource has no hint. The order is the
+    kubelet's (HintMerger.compare):
+
+    1. The number of nodes (`size_order`). Best are as many nodes as the resource that needs the
+       most nodes has in its smallest hint.
+    2. The tiebreak of `order`. Its sockets come before, but only among sets that every resource
+       offers itself: on another set memory may lack room, or be in a group.
     """
-    desired = max([_narrowest(hints, work) for hints in lists], default=0)
+    desired = max([_fewest_nodes(hints, work) for hints in lists], default=0)
     listed = [hints for hints in lists if not isinstance(hints, HintFamily)]
     if len(listed) < len(lists):
         return best_intersection(lists, nodes, desired, order.tiebreak, work)
@@ -129,6 +268,16 @@ def best_reachable(
     return min(serving, key=order.of_equally_wide)
 
 
+def _fewest_nodes(hints: Hints, work: SearchBudget) -> int:
+    if isinstance(hints, HintFamily):
+        return hints.narrowest(work)
+    return min([mask.bit_count() for mask, _ in hints if mask is not None], default=0)
+
+
+def _all_offer(lists: Sequence[HintList], mask: int) -> bool:
+    return all(any(offered in (mask, None) for offered, _ in hints) for hints in lists)
+
+
 def reachable_masks(lists: Sequence[HintList], nodes: int) -> set[int]:
     """Return every non-empty intersection of `nodes` with one mask of each list."""
     offers = [{nodes if mask is None else mask & nodes for mask, _ in hints} for hints in lists]
@@ -142,6 +291,10 @@ def reachable_masks(lists: Sequence[HintList], nodes: int) -> set[int]:
     return reachable
 
 
+#: Intersecting one pair of masks takes about an eighth of the time of one field of `_Counting`.
+_PAIRS_PER_FIELD = 8
+
+
 def intersections(first: Collection[int], second: Collection[int], nodes: int) -> set[int]:
     """Return all `a & b` of two collections of subsets of `nodes`.
 
@@ -153,18 +306,21 @@ def intersections(first: Collection[int], second: Collection[int], nodes: int) -
 
 
 class _Counting(Struct, frozen=True):
-    """Counts pairs of masks for all subsets of a set of nodes at once.
+    """Counts for all subsets of some nodes at once how many pairs of masks intersect to them.
 
-    A pair intersects to a superset of S if and only if both its masks contain S, so the number of
-    such pairs is the product of two counts (zeta transform over supersets), and the number of
-    pairs that intersect to exactly S follows by inclusion and exclusion (Möbius inversion).
-    The counts are 64-bit fields of one integer, one field per subset: at most 2^n masks on either
-    side leave every count below 2^64 for up to 32 nodes. `steps` holds per node how many bits
-    to shift a field by, and the fields of all subsets without that node.
+    1. Count on either side the masks that contain a subset (zeta transform over supersets).
+    2. Multiply: the two masks of so many pairs contain the subset, so they intersect to it or to a
+       larger set.
+    3. Take away the pairs that intersect to a larger set (Möbius inversion).
+
+    The counts of all subsets are 64-bit fields of one integer. Either side has at most 2^n masks,
+    so no count reaches 2^64 for up to 32 nodes.
     """
 
     index: SubsetIndex
     layout: struct.Struct
+    #: Per node: by how many bits a field moves when the node leaves its subset, and a mask of the
+    #: fields of all subsets without the node.
     steps: tuple[tuple[int, int], ...]
 
     @staticmethod
@@ -196,137 +352,3 @@ class _Counting(Struct, frozen=True):
 
     def _fields(self, counts: int) -> tuple[int, ...]:
         return self.layout.unpack(counts.to_bytes(self.layout.size, "little"))
-
-
-def _all_offer(lists: Sequence[HintList], mask: int) -> bool:
-    return all(any(offered in (mask, None) for offered, _ in hints) for hints in lists)
-
-
-def _narrowest(hints: Hints, work: SearchBudget) -> int:
-    if isinstance(hints, HintFamily):
-        return hints.narrowest(work)
-    return min([mask.bit_count() for mask, _ in hints if mask is not None], default=0)
-
-
-_INDIFFERENT = Hint(None, preferred=True)
-_IMPOSSIBLE = Hint(None, preferred=False)
-
-
-class DeferredMerge(Struct, frozen=True):
-    """Listed hints of which no alignment is preferred, under a policy that admits no other.
-
-    The alignment that is not admitted only explains the rejection.
-    """
-
-    lists: tuple[HintList, ...]
-    nodes: int
-    order: Order
-    policy: TopologyManagerPolicy
-
-    def best(self) -> Hint:
-        """Return the alignment that is not admitted."""
-        hint = _best_reachable(self.lists, self.nodes, self.order, SearchBudget())
-        return _as_policy_has_it(self.policy, self.nodes, hint)
-
-
-def merge_or_defer(
-    machine: Machine,
-    policy: TopologyPolicy,
-    provider_hints: Sequence[ProviderHints],
-    work: SearchBudget,
-    sockets: Tiebreak | None = None,
-) -> tuple[Hint | DeferredMerge, bool]:
-    """Return the alignment of a container or pod on a machine, and whether it is admitted.
-
-    Distances are read only with `prefer_closest_numa_nodes` (see `require_distances`). The hint's
-    `nodes` is None where the providers leave the choice open (policy none, or single-numa-node
-    without any preference), otherwise it is a non-empty mask. The choice is that of trying every
-    permutation of hints. If families of hints exceed `work`, a better choice may have been missed;
-    then `work` records this, and the choice is still the result of some permutation.
-
-    `sockets` is the order of `align-by-socket`: of equally preferred sets of nodes the one on few
-    sockets is chosen, of those the narrowest. With implicit hints (many nodes) that holds for
-    preferred sets.
-
-    An alignment that is not admitted is merged when the rejection is explained; only a search
-    among many nodes is not deferred, since its steps count as the admission's.
-    """
-    kind, nodes = policy.policy, machine.node_mask.bits
-    order = Order(_tiebreak(machine.closest, policy), sockets)
-    if kind is TopologyManagerPolicy.NONE:
-        return NO_AFFINITY, True
-    lists = resource_lists(provider_hints, indifferent=_INDIFFERENT, impossible=_IMPOSSIBLE)
-    if kind is TopologyManagerPolicy.SINGLE_NUMA_NODE:
-        lists = [_single_node(hints) for hints in lists]
-    preferred = best_preferred(lists, nodes, order, work)
-    if preferred is not None:
-        return _as_policy_has_it(kind, nodes, Hint(preferred, preferred=True)), True
-    best_effort = kind is TopologyManagerPolicy.BEST_EFFORT
-    listed = tuple([hints for hints in lists if not isinstance(hints, HintFamily)])
-    if len(listed) == len(lists) and not best_effort:
-        return DeferredMerge(listed, nodes, order, kind), False
-    hint = _best_reachable(lists, nodes, order, work)
-    return _as_policy_has_it(kind, nodes, hint), best_effort
-
-
-#: The policies that admit only an alignment that every resource prefers.
-_STRICT: Final = {TopologyManagerPolicy.RESTRICTED, TopologyManagerPolicy.SINGLE_NUMA_NODE}
-
-
-def rules_out(policy: TopologyManagerPolicy, offered: ProviderHints) -> bool:
-    """Return whether no alignment can be admitted, whatever other providers offer.
-
-    `restricted` and `single-numa-node` admit only what every resource prefers, so a resource that
-    prefers nothing settles the matter. `offered` are hints in full, not families.
-    """
-    if policy not in _STRICT:
-        return False
-    for hints in offered.values():
-        if hints is None:
-            continue
-        for hint in hints:  # any() would take as long as the hints of a resource
-            if hint.preferred:
-                break
-        else:
-            return True
-    return False
-
-
-def require_distances(nodes: Iterable[MachineNode], policy: TopologyPolicy) -> None:
-    """Check that the machine reports what `prefer-closest-numa-nodes` compares (KEP-3545).
-
-    Raises `NodeDistancesError` naming the nodes that lack a distance to some node.
-    """
-    if not policy.prefer_closest_numa_nodes:
-        return
-    known = tuple(nodes)
-    lacking = tuple(
-        node.id for node in known if any(other.id not in node.distances for other in known)
-    )
-    if lacking:
-        raise NodeDistancesError(lacking)
-
-
-def _tiebreak(closest: Closest, policy: TopologyPolicy) -> Tiebreak:
-    aligns = policy.policy is not TopologyManagerPolicy.SINGLE_NUMA_NODE
-    return closest if policy.prefer_closest_numa_nodes and aligns else by_value
-
-
-def _best_reachable(lists: Sequence[Hints], nodes: int, order: Order, work: SearchBudget) -> Hint:
-    reachable = best_reachable(lists, nodes, order, work)
-    return Hint(nodes if reachable is None else reachable, preferred=False)
-
-
-def _as_policy_has_it(kind: TopologyManagerPolicy, nodes: int, hint: Hint) -> Hint:
-    """Return a hint as the policy states it: single-numa-node leaves all nodes open."""
-    single = kind is TopologyManagerPolicy.SINGLE_NUMA_NODE
-    return Hint(None, hint.preferred) if single and hint.nodes == nodes else hint
-
-
-def _single_node(hints: Hints) -> Sequence[Hint]:
-    narrow = hints.single_nodes() if isinstance(hints, HintFamily) else hints
-    return [
-        hint
-        for hint in narrow
-        if hint.preferred and (hint.nodes is None or hint.nodes.bit_count() == 1)
-    ]

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.advice import (
+from agent.managers.advice import AdviceKind
+from agent.managers.machine import Machine
+from agent.managers.rules import restored
+from agent.managers.trials import (
     MOST_TRIALS,
     advise,
     budget_of,
@@ -21,9 +24,6 @@ from agent.managers.advice import (
     with_larger_budget,
     with_limits_as_requests,
 )
-from agent.managers.decision import AdviceKind
-from agent.managers.machine import Machine
-from agent.managers.rules import restored
 from agent.pods.model import REQUIRE
 from sysfs.described import regular_host
 from tests.agent.managers.drafts import with_pod
@@ -41,7 +41,8 @@ from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod, resources
 
 if TYPE_CHECKING:
-    from agent.managers.decision import Advice, Decision
+    from agent.managers.advice import Advice
+    from agent.managers.decision import Decision
     from agent.managers.ledger import Ledger
     from agent.managers.policy import TopologyManagerPolicy
     from agent.managers.rules import EffectivePolicy

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.advice import advise, decided
+from agent.managers.advice import AdviceKind
 from agent.managers.cpu.manager import shared_cpus, shared_pool, uncordoned_shared_cpus
-from agent.managers.decision import AdviceKind
 from agent.managers.machine import Machine
 from agent.managers.memory.assignment import best_hint, fitting_hints
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import Cordon, NodeFit
 from agent.managers.quality import invalid_allocations
 from agent.managers.topology.hint import Hint
+from agent.managers.trials import advise, decided
 from sysfs.described import regular_host
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import rejected, with_pod

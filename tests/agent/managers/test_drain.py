@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.advice import decided
 from agent.managers.drain import Drain, drain, specification_of, used
 from agent.managers.policy import Cordon, PluginDevice
+from agent.managers.trials import decided
 from agent.pods.model import QosClass, spec_digest
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import allocated, with_pod

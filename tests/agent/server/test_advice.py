@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.api.documents import FailedPodDocument
-from agent.managers.advice import advise
 from agent.managers.policy import PluginDevice
+from agent.managers.trials import advise
 from agent.pods.manifest import load_pod
 from agent.server.advice import MOST_WAITING
 from agent.server.limits import Caller
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pytest
 
     from agent.api.documents import AdmissionDocument, RejectionDocument
-    from agent.managers.decision import Advice
+    from agent.managers.advice import Advice
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod

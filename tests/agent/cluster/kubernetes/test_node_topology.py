@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.cluster.topology import NodeTopology, node_topology
-from agent.managers.advice import decided
 from agent.managers.capacity import free_cpus
 from agent.managers.device.kubelet import NOT_LISTED, GivenDeviceManager, KubeletListing
 from agent.managers.machine import Machine
@@ -21,6 +20,7 @@ from agent.managers.policy import (
     PluginDevice,
     TopologyManagerScope,
 )
+from agent.managers.trials import decided
 from agent.pods.model import GivenDevice
 from agent.pods.quantity import Quantity
 from sysfs.described import regular_host, with_memory_only_nodes

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.advice import advise
+from agent.managers.advice import AdviceKind
 from agent.managers.allocation import Origin
 from agent.managers.cpu.manager import IDLE_SIBLING_CPUS, cpu_samples, shared_pool
 from agent.managers.cpu.topology import CpuTopology
-from agent.managers.decision import AdviceKind
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.metrics import Sample
 from agent.managers.policy import IsolationMode, NodeFit
 from agent.managers.quality import invalid_allocations, verdict
+from agent.managers.trials import advise
 from agent.managers.violations import Rule
 from agent.pods.model import CPU, Quality
 from sysfs.mask import EMPTY, Mask

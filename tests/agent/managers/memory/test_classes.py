@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
-from agent.managers.advice import advise
-from agent.managers.decision import AdviceKind, Reason
+from agent.managers.advice import AdviceKind
+from agent.managers.decision import Reason
 from agent.managers.machine import Machine
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.quality import invalid_allocations, verdict
+from agent.managers.trials import advise
 from agent.managers.violations import Rule
 from agent.pods.model import isolation_faults
 from agent.server.restart import renumbered

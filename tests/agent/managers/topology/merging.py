@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.topology.hint import Hint, SearchBudget
-from agent.managers.topology.merge import merge_or_defer
+from agent.managers.topology.merge import align, unadmitted
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -36,5 +36,7 @@ def merge(
         _ONE_CPU, tuple(MachineNode(node, 0, {}, distances.get(node, {})) for node in ids)
     )
     work = SearchBudget() if work is None else work
-    merged, admitted = merge_or_defer(machine, policy, provider_hints, work)
-    return (merged if isinstance(merged, Hint) else merged.best()), admitted
+    alignment = align(machine, policy, provider_hints, work)
+    if alignment is None:
+        return unadmitted(machine, policy, provider_hints), False
+    return alignment.hint, alignment.admitted
