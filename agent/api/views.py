@@ -12,7 +12,8 @@ from agent.api import documents as wire
 from agent.api.documents import CordonDocument, delivery_document
 from agent.managers.device.kubelet import KUBELET_DEVICES, NOT_LISTED, by_resource
 from agent.managers.sharing import shares, unused_budget
-from agent.managers.topology.many_nodes import HintFamily, best_few
+from agent.managers.topology.many_nodes import HintFamily
+from agent.managers.topology.merge import best_few
 from agent.managers.violations import Rule
 from agent.pods.model import CPU, MEMORY, full_name
 from sysfs.mask import Mask

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from agent.managers.amounts import cpus_text, nodes_text
 from agent.managers.decision import Reason, Rejection
 from agent.managers.policy import TopologyManagerPolicy
-from agent.managers.topology.many_nodes import best_few
+from agent.managers.topology.merge import best_few
 from agent.pods.model import CPU
 from sysfs.mask import Mask
 

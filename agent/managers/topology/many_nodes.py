@@ -1,8 +1,8 @@
 """Hints and their merge on a machine of more than eight NUMA nodes: the kubelet's choice.
 
 Up to eight nodes all hints are listed (`merge`). Sixty-four nodes have 2^64 sets, and nearly all
-are hints. So a resource has a rule instead: every set of nodes that has enough of it (`Cover`).
-With a set every larger one has enough; that is all that the search below needs.
+are hints. So a resource has a rule instead: every set of nodes that has enough of it (`Cover`). If
+a set has enough, so has every set that contains it: that is all the search below needs to know.
 
 An example on three nodes: a pod asks for 8 CPUs and 45 GiB.
 
@@ -13,21 +13,23 @@ An example on three nodes: a pod asks for 8 CPUs and 45 GiB.
 The merge takes one hint of each resource and keeps the nodes that both have (KEP-693).
 
 1. `best_common`: a set that both prefer. CPUs prefer single nodes, memory pairs: there is none.
-2. `best_intersection`: of the sets that can come out, those of as many nodes as the resource that
-   needs most can do with are best, here two. A resource may as well take all nodes but those that
-   have to go, so a set comes out if and only if each node that it lacks is *dropped* by some
-   resource, and none drops more than its spare amount:
+2. `best_intersection`: the best sets have as many nodes as the resource that needs the most nodes
+   needs: here two, for memory. Which sets can come out? A resource gives up, or *drops*, the nodes
+   that are not in its hint. It may drop nodes up to its spare amount. So a set comes out if and
+   only if each node outside the set is dropped by some resource:
 
     {2}       CPUs drop 0 and 1 (4 + 4 of 8)
     {1}       CPUs drop 2 (8 of 8), memory drops 0 (10 of 15)
     {0}       cannot: CPUs drop 2 (8 of 8), and no resource can drop 1 (4 of 0; 20 of 15)
-    {0, 1}    CPUs drop 2; so {0, 2} and {1, 2}, without 1 and 0
+    {0, 1}    CPUs drop 2
+    {0, 2}    CPUs drop 1
+    {1, 2}    CPUs drop 0
 
-   Of these the lowest set of two nodes is chosen: {0, 1}.
+   Of the sets of two nodes the lowest is chosen: {0, 1}.
 
-`Search` decides from the highest node down and drops it first, so the first set that it finds is
-the lowest: drop 2, keep 1, keep 0. It turns back where even the cheapest nodes that are still to
-be dropped cost more than is spare.
+`Search` goes from the highest node down and drops a node before it keeps it. So the first set that
+it finds is the lowest: drop 2, keep 1, keep 0. It turns back where even the cheapest nodes that are
+still to be dropped cost more than is spare.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache, reduce
 from itertools import accumulate, chain, combinations, compress, islice
 from operator import and_, or_
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias, Union
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, Union
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -50,21 +52,14 @@ if TYPE_CHECKING:
 
     from agent.managers.topology.hint import Order, Tiebreak
 
-#: Explanations get less work than choices; they may name other hints than the best.
-_EXPLAINING: Final = 600
-#: What a resource has to spare, where several are compared; an integer, so that a decision is the
-#: same on every machine.
-_SPARE: Final = 1 << 20
-
 
 class CoverDemand(NamedTuple):
-    """An amount that a set of nodes must have; any unit, never negative.
+    """An amount that a set of nodes must have."""
 
-    `places` are pairs of nodes (bits) and an amount: a set of nodes has the amount of every
-    place that it touches. CPUs and memory have a place per node, a device may sit on several.
-    """
-
+    #: In any unit; never negative.
     need: int
+    #: Nodes (bits) and the amount there. A set of nodes has the amounts of all places that it
+    #: touches. CPUs and memory have a place per node; a device may have a place of several nodes.
     places: tuple[tuple[int, int], ...]
 
     @classmethod
@@ -87,14 +82,14 @@ class Cover(Struct, frozen=True):
     required: int = 0
 
     def holds(self, nodes: int) -> bool:
-        """Return whether a set of nodes (bits) is one of them."""
+        """Return whether a set of nodes (bits) is one of these sets."""
         if not nodes or nodes & ~self.domain or self.required & ~nodes:
             return False
         return all(demand.amount_of(nodes) >= demand.need for demand in self.demands)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no set of nodes suffices: not even all of the domain."""
+        """Whether no set of nodes meets the demands: not even the whole domain."""
         return not self.holds(self.domain)
 
     @staticmethod
@@ -109,7 +104,7 @@ class Cover(Struct, frozen=True):
 
 
 class Span(NamedTuple):
-    """Sets of nodes that touch exactly `touching` of some groups of nodes (bits), the sockets."""
+    """Sets of nodes that touch exactly `touching` of some groups of nodes: so many sockets."""
 
     groups: tuple[int, ...]
     touching: int
@@ -127,25 +122,31 @@ class Span(NamedTuple):
         return len(touched) > self.touching or (others & ~elsewhere).bit_count() < more
 
     def cover(self, domain: int) -> Cover:
-        """Return the sets that touch enough groups, or more: the half that a cover can say."""
+        """Return the sets that touch `touching` or more groups: a cover has no upper bound."""
         places = tuple((group, 1) for group in self.groups)
         return Cover(domain, (CoverDemand(self.touching, places),))
 
 
 class _Kept(NamedTuple):
-    """What a resource is down to: the nodes that it dropped, and what is spare of each demand."""
+    """What a resource has left in the course of a search."""
 
+    #: The nodes (bits) that it dropped.
     dropped: int
+    #: By demand: how much more it may lose.
     spare: tuple[int, ...]
 
 
 class _Resource:
-    """A cover as the search needs it: what it costs to drop nodes of the pool (by position)."""
+    """A cover as the search needs it: what a resource loses with each node of the pool.
+
+    A node is its position in the pool. What it costs to drop a node is the amount lost with it.
+    """
 
     def __init__(self, cover: Cover, pool: Sequence[int]) -> None:
         self._pool = pool
         self.required = cover.required
-        #: Places of several nodes, lost with the last of them: nodes, number of the demand, amount.
+        #: Places of several nodes: nodes, number of the demand, amount. The amount is lost when the
+        #: last of the nodes is dropped.
         self.shared: list[tuple[int, int, int]] = []
         position, within = {node: at for at, node in enumerate(pool)}, sum(pool)
         costs = [[0] * len(cover.demands) for _ in pool]
@@ -161,11 +162,11 @@ class _Resource:
         spare = [demand.amount_of(cover.domain) - demand.need for demand in cover.demands]
         self.start = _Kept(0, tuple(spare))
         self.can_drop = [self.drop(self.start, at) is not None for at in range(len(pool))]
-        #: Costs of the cheapest 0, 1, 2, ... of the first nodes, by their number and the demand.
+        #: By number of first nodes and demand: the cost of the cheapest 0, 1, 2, ... of them.
         self._cheapest: dict[tuple[int, int], list[int]] = {}
 
     def drop(self, kept: _Kept, at: int) -> _Kept | None:
-        """Return what is left when one more node is dropped; None where that is too little."""
+        """Return what is left when one more node is dropped; None if that is too little."""
         node = self._pool[at]
         if node & self.required:
             return None
@@ -178,7 +179,7 @@ class _Resource:
 
     @cached_property
     def _prices(self) -> list[list[int]]:
-        """By demand the cost of each node; too much for nodes that cannot be dropped."""
+        """By demand the cost of each node; of a node that cannot be dropped more than is spare."""
         droppable = list(zip(self.costs, self.can_drop, strict=True))
         return [
             [cost[number] if can_drop else spare + 1 for cost, can_drop in droppable]
@@ -190,7 +191,7 @@ class _Resource:
         return list(map(max, self._prices))
 
     def can_drop_of_first(self, kept: _Kept, first: int, dropped: int) -> bool:
-        """Return whether so many of the first nodes may be dropped: if the cheapest are."""
+        """Return whether `dropped` of the `first` nodes may be affordable: the cheapest are."""
         for number, spare in enumerate(kept.spare):
             if dropped * self._dearest[number] <= spare:
                 continue
@@ -203,7 +204,7 @@ class _Resource:
         return True
 
     def most_dropped(self, positions: Sequence[int]) -> int:
-        """Return a number of these nodes above which no more can be dropped."""
+        """Return an upper bound on how many of these nodes can be dropped."""
         most = len(positions)
         for number, spare in enumerate(self.start.spare):
             cheapest = accumulate(sorted([self.costs[at][number] for at in positions]))
@@ -214,9 +215,10 @@ class _Resource:
 class Search:
     """The sets of nodes of `pool` (bits) that come out when a set of each cover is intersected.
 
-    The domain of every cover contains the pool, and no cover is empty. `spans` are conditions on
-    what comes out. Without `every`, of sets that differ only in interchangeable nodes only the
-    lowest is found. Nodes are numbered by their position in the pool, ascending.
+    The domain of every cover must contain the pool, and no cover may be empty. All sets meet the
+    `spans`. Sets may differ only in nodes that can be exchanged for one another: then only the
+    lowest set is found, unless `every` set is asked for. Nodes are numbered by their position in
+    the pool, ascending.
     """
 
     def __init__(
@@ -235,7 +237,7 @@ class Search:
         self._start = tuple([resource.start for resource in resources])
         droppable = zip(*[resource.can_drop for resource in resources], strict=True)
         self._required = sum(compress(self._nodes, [not any(drops) for drops in droppable]))
-        # What distinguishes each node; the nodes of a place of several are all distinct.
+        # Nodes of the same kind can be exchanged. A node of a shared place has a kind of its own.
         groups = [group for span in spans for group in span.groups]
         groups += [resource.required for resource in resources]
         shared = reduce(or_, [place for r in resources for place, _, _ in r.shared], 0)
@@ -249,7 +251,7 @@ class Search:
         self._closest_so_far: int | None = None
 
     def _alike(self, kinds: Sequence[object]) -> list[int]:
-        """Return for each node the lower ones like it: in the best set they come before it."""
+        """Return for each node the lower nodes of its kind: the lowest set has them, if it."""
         seen: dict[object, int] = {}
         lower = []
         for kind, node in zip(kinds, self._nodes, strict=True):
@@ -258,13 +260,13 @@ class Search:
         return lower
 
     def least(self) -> int:
-        """Return a number of nodes below which no set can come out."""
+        """Return a lower bound on how many nodes a set has that comes out."""
         everything = range(len(self._nodes))
         dropped = sum([resource.most_dropped(everything) for resource in self._resources])
         return max(1, self._required.bit_count(), len(self._nodes) - dropped)
 
     def greedy(self, size: int) -> int:
-        """Return some set of at least `size` nodes: drop what can be, from the highest down."""
+        """Return some set of at least `size` nodes: from the highest down, drop what can go."""
         kept, nodes = self._start, self._below[-1]
         for at in reversed(range(len(self._nodes))):
             if nodes.bit_count() <= size:
@@ -278,7 +280,7 @@ class Search:
         """Return the best set of `size` nodes; None when there is none (or the work is spent)."""
         if not isinstance(tiebreak, Closest):
             return next(self.sets(size), None)
-        # The closest is the last of those found if each has to be closer than the one before.
+        # Each set has to be closer than the set before it: so the last set is the closest.
         if self._distances is None:
             self._distances = NodeDistances(tiebreak, self._nodes)
             kinds = list(zip(self._kinds, self._distances.alike, strict=True))
@@ -350,7 +352,7 @@ class Search:
         return None
 
     def _divided_again(self, kept: tuple[_Kept, ...], at: int) -> tuple[_Kept, ...] | None:
-        """Drop a node by dividing all nodes that are dropped among the resources again."""
+        """Drop a node after dividing all dropped nodes anew among the resources."""
         dropped = sum([one.dropped for one in kept]) | self._nodes[at]
         positions = [at for at, node in enumerate(self._nodes) if node & dropped]
         if sum([resource.most_dropped(positions) for resource in self._resources]) < len(positions):
@@ -361,9 +363,10 @@ class Search:
     def _divided(
         self, positions: Sequence[int], kept: tuple[_Kept, ...], start: int
     ) -> tuple[_Kept, ...] | None:
-        """Drop nodes (alike ones in a row), the first of them from the resources from `start` on.
+        """Drop each node from some resource; the first node from a resource from `start` on.
 
-        Of nodes that are alike none goes to a resource before that of the one before it.
+        Nodes of one kind stand in a row, and none goes to an earlier resource than the node before
+        it: which of them goes where makes no difference.
         """
         if not positions:
             return kept
@@ -376,23 +379,24 @@ class Search:
             if after is None:
                 continue
             divided = (*kept[:number], after, *kept[number + 1 :])
-            found = self._divided(rest, divided, number if alike else 0)
-            if found is not None or self._work.exceeded:
-                return found
+            rest_divided = self._divided(rest, divided, number if alike else 0)
+            if rest_divided is not None or self._work.exceeded:
+                return rest_divided
         return None
 
 
 class HintFamily(Struct, frozen=True):
     """The hints of one resource: `masks`, and all sets of `cover`.
 
-    Preferred are those of `fewest` nodes and, where there is a `span` (align-by-socket), those
-    that touch as many sockets as it says. Iterating yields the hints in the kubelet's order, by
-    definition and without end in sight on a large machine.
+    Iteration yields all hints in the kubelet's order. It defines the family; on a large machine it
+    takes too long.
     """
 
     masks: tuple[int, ...]
     cover: Cover | None
+    #: A set with this many nodes is preferred.
     fewest: int
+    #: With `align-by-socket` a set that meets the span is preferred, too.
     span: Span | None = None
 
     def __bool__(self) -> bool:
@@ -405,7 +409,7 @@ class HintFamily(Struct, frozen=True):
 
     @property
     def nodes(self) -> int:
-        """The nodes that any of the sets has."""
+        """The nodes of all sets together."""
         return reduce(or_, self.masks, self.cover.domain if self.cover else 0)
 
     def holds(self, mask: int) -> bool:
@@ -422,7 +426,7 @@ class HintFamily(Struct, frozen=True):
         return [self._hint(one) for one in ones if self.holds(one)]
 
     def narrowest(self, work: SearchBudget) -> int:
-        """Return how many nodes the smallest of one or more sets has."""
+        """Return how many nodes the smallest set has; the family is not empty."""
         listed = min([mask.bit_count() for mask in self.masks], default=0)
         if self.cover is None or listed == 1:
             return listed
@@ -430,31 +434,28 @@ class HintFamily(Struct, frozen=True):
         return min(listed, covered) if listed else covered
 
     def best(self, work: SearchBudget, containing: int = 0) -> Hint | None:
-        """Return the best hint whose nodes contain the given ones, None when there is none.
-
-        Preferred ones are better, then those of fewer nodes, then the lowest mask.
-        """
-        found = [mask for mask in self.masks if not containing & ~mask]
+        """Return the best hint (`rank`) whose nodes contain the given nodes, if there is one."""
+        masks = [mask for mask in self.masks if not containing & ~mask]
         if self.cover is not None and not containing & ~self.cover.domain:
             cover = replace(self.cover, required=self.cover.required | containing)
             search = Search([cover], cover.domain, work)
             covered = (search.best(size, by_value) for size in (self.fewest, smallest(cover, work)))
-            found.append(next(filter(None, covered), None) or search.greedy(1))
-        return min(map(self._hint, found), key=rank, default=None)
+            masks.append(next(filter(None, covered), None) or search.greedy(1))
+        return min(map(self._hint, masks), key=rank, default=None)
 
     def best_few(self, most: int, work: SearchBudget) -> list[Hint]:
-        """Return the best hints, the best first: as many as asked for, or all there are."""
-        found = set(self.masks)
+        """Return the best hints, the best first; fewer than `most` only if there are no more."""
+        masks = set(self.masks)
         if self.cover is not None:
             search = Search([self.cover], self.cover.domain, work, every=True)
             preferred = list(islice(search.sets(self.fewest), most))
-            found.update(preferred)
+            masks.update(preferred)
             if len(preferred) < most or search.least() < self.fewest:
                 if self.span is not None:
                     spanning = Cover.common([self.cover, self.span.cover(self.cover.domain)])
-                    found.update(_smallest_sets(spanning, most, work, [self.span]))
-                found.update(_smallest_sets(self.cover, most, work))
-        return sorted(map(self._hint, found), key=rank)[:most]
+                    masks.update(_smallest_sets(spanning, most, work, [self.span]))
+                masks.update(_smallest_sets(self.cover, most, work))
+        return sorted(map(self._hint, masks), key=rank)[:most]
 
     def _hint(self, mask: int) -> Hint:
         return Hint(mask, self._is_preferred(mask))
@@ -468,23 +469,16 @@ class HintFamily(Struct, frozen=True):
 #: Hints as a list, or as a family on a machine with many nodes.
 Hints: TypeAlias = Union[Sequence[Hint], "HintFamily"]
 
-#: The hints of one provider for a container or pod, by resource name. A resource mapped to None
-#: has no preference; one mapped to an empty sequence cannot be served by any set of nodes.
-#: An empty mapping is a provider without any preference.
+#: The hints of one resource manager for a container or pod, by resource. A resource mapped to None
+#: has no preference; no set of nodes can serve a resource mapped to an empty sequence. A manager
+#: with an empty mapping has no preference at all.
 ProviderHints: TypeAlias = Mapping[str, Hints | None]
-
-
-def best_few(hints: Hints, most: int) -> list[Hint]:
-    """Return the best hints, as many as asked for or fewer, the best first."""
-    if isinstance(hints, HintFamily):
-        return hints.best_few(most, SearchBudget(_EXPLAINING))
-    return sorted(hints, key=rank)[:most]
 
 
 def smallest(cover: Cover, work: SearchBudget) -> int:
     """Return how many nodes the smallest set of a cover has; 0 when the cover is empty.
 
-    Where the budget of work does not suffice it is the size of a set found in one pass.
+    If the search exceeds its budget, `work` says so, and the number is that of some set.
     """
     size, exceeded = _smallest(cover)
     work.exceeded |= exceeded
@@ -493,7 +487,7 @@ def smallest(cover: Cover, work: SearchBudget) -> int:
 
 @lru_cache(maxsize=512)
 def _smallest(cover: Cover) -> tuple[int, bool]:
-    """Answer with a separate budget: a cached answer must cost the same as a new one."""
+    """Search with a budget of its own: a cached answer must cost the same as a new one."""
     if cover.is_empty:
         return 0, False
     work = SearchBudget()
@@ -509,7 +503,7 @@ def _smallest(cover: Cover) -> tuple[int, bool]:
 def _smallest_sets(
     cover: Cover, most: int, work: SearchBudget, spans: Sequence[Span] = ()
 ) -> Iterator[int]:
-    """Yield the sets of the fewest nodes that meet the spans, at most so many."""
+    """Yield up to `most` sets that meet the spans, those of the fewest nodes first."""
     if cover.is_empty:
         return iter(())
     search = Search([cover], cover.domain, work, spans=spans, every=True)
@@ -522,9 +516,9 @@ def best_common(
 ) -> int | None:
     """Return the best mask that every family prefers, None where there is none.
 
-    Narrower masks are better, then the tiebreak of `order` decides. Where that keeps to few
-    sockets, the masks on as few as the families' `span` asks for come first, however wide; how
-    many sockets the others touch is not looked at.
+    Masks of fewer nodes are better, then the tiebreak of `order` decides. Where `order` has
+    sockets, masks that meet the spans of the families come before all others. It does not compare
+    the sockets of other masks.
     """
     spans = tuple([family.span for family in families if family.span is not None])
     if order.sockets is not None and spans:
@@ -546,14 +540,14 @@ def _best_common(
     def key(mask: int) -> tuple[int, ...]:
         return mask.bit_count(), *tiebreak(mask)
 
-    # 1. Masks that one of the families names.
-    named = {mask for family in families for mask in family.masks}
-    found = [mask for mask in named if all(family.prefers(mask) for family in families)]
+    # 1. The masks that a family lists.
+    listed = {mask for family in families for mask in family.masks}
+    masks = [mask for mask in listed if all(family.prefers(mask) for family in families)]
     if spans:
-        found = [mask for mask in found if all(span.met_by(mask) for span in spans)]
-    most = min([mask.bit_count() for mask in found], default=nodes.bit_count())
-    # 2. Sets that all covers have: their demands together are a cover again. A family without a
-    #    span prefers sets of one size; one with a span others as well, if they meet the span.
+        masks = [mask for mask in masks if all(span.met_by(mask) for span in spans)]
+    most = min([mask.bit_count() for mask in masks], default=nodes.bit_count())
+    # 2. The sets that all covers have: their demands together are a cover again. A family without a
+    #    span prefers sets of one size; a family with a span also prefers sets that meet the span.
     covers = [family.cover for family in families if family.cover is not None]
     fixed = {family.fewest for family in families if family.span is None}
     sizes = [size for size in fixed or range(1, most + 1) if size <= most and len(fixed) <= 1]
@@ -570,9 +564,9 @@ def _best_common(
         search = searches[required]
         mask = search.best(size, tiebreak) if search is not None else None
         if mask is not None:
-            found.append(mask)
+            masks.append(mask)
             break
-    return min(found, key=key, default=None)
+    return min(masks, key=key, default=None)
 
 
 def best_intersection(
@@ -580,57 +574,56 @@ def best_intersection(
 ) -> int | None:
     """Return the best mask that one hint of each offer intersects to, None if all end empty.
 
-    The best has `desired` nodes; failing that the most below that number, failing that the fewest
-    above it; then `tiebreak` decides. Where the budget of work does not suffice, the best of those
-    that were found, among them one per intersection that is made in a single pass.
+    `size_order` says which number of nodes is best; then `tiebreak` decides. If the search exceeds
+    `work`, it is the best of the masks that were met until then.
     """
-    # 1. What comes out if covers drop no node: single nodes (bits), and wider masks.
-    single, wider = _intersections(offers, nodes)
-    found = {1 << node for node in iter_bits(single)} | {mask for mask, _ in wider}
-    # 2. What comes out of a wider mask, of the desired size, if covers drop nodes.
+    # 1. What comes out if covers drop no node: single nodes (bits), and masks of several nodes.
+    single, several = _intersections(offers, nodes)
+    masks = {1 << node for node in iter_bits(single)} | {mask for mask, _ in several}
+    # 2. What comes out of such a mask, of the desired size, if covers drop nodes.
     searches = [
         Search(covers, mask, work)
-        for mask, covers in wider
+        for mask, covers in several
         if covers and mask.bit_count() > desired
     ]
 
     def of_size(size: int) -> set[int]:
         return set(filter(None, [search.best(size, tiebreak) for search in searches]))
 
-    found |= of_size(desired)
-    # 3. The smallest, where everything is wider than desired.
-    if searches and all(mask.bit_count() > desired for mask in found):
+    masks |= of_size(desired)
+    # 3. The next larger size, where all masks are larger than desired.
+    if searches and all(mask.bit_count() > desired for mask in masks):
         least = min([search.least() for search in searches])
         for size in range(max(desired + 1, least), nodes.bit_count()):
             above = of_size(size)
-            found |= above
+            masks |= above
             if above or work.exceeded:
                 break
     if work.exceeded:
-        found |= {search.greedy(desired) for search in searches}
+        masks |= {search.greedy(desired) for search in searches}
     return min(
-        found,
+        masks,
         key=lambda mask: (*size_order(mask.bit_count(), desired), *tiebreak(mask)),
         default=None,
     )
 
 
 def size_order(count: int, desired: int) -> tuple[int, int]:
-    """Order numbers of nodes: the desired one, then the next below it, then the next above."""
+    """Order numbers of nodes: the desired number, then from it downwards, then upwards."""
     return (0, desired - count) if count <= desired else (1, count)
 
 
 def _intersections(
     offers: Sequence[Hints], nodes: int
 ) -> tuple[int, list[tuple[int, list[Cover]]]]:
-    """Return the single nodes (bits) that come out, and wider masks with the covers they are of.
+    """Return the single nodes (bits) that come out, and masks of several nodes with their covers.
 
-    Single nodes are one mask, since memory has a hint for each: of a node only matters that an
-    offer has it alone and all others have it at all.
+    Memory has a hint for every single node, so single nodes are kept together in one mask. A single
+    node comes out if some offer has it alone and every other offer has it in some set.
     """
     single = 0
-    #: Wider masks, each with the numbers of the offers whose cover took part.
-    wider: dict[tuple[int, tuple[int, ...]], None] = {(nodes, ()): None}
+    #: Masks of several nodes, each with the numbers of the offers whose cover took part.
+    several: dict[tuple[int, tuple[int, ...]], None] = {(nodes, ()): None}
     covers: list[Cover | None] = []
     for number, offer in enumerate(offers):
         if isinstance(offer, HintFamily):
@@ -640,18 +633,18 @@ def _intersections(
         covers.append(cover)
         ones = {mask for mask in masks if _is_single(mask)}
         reach = reduce(or_, masks, cover.domain if cover else 0)
-        reached = reduce(or_, [mask for mask, _ in wider], single)
+        reached = reduce(or_, [mask for mask, _ in several], single)
         narrowed: dict[tuple[int, tuple[int, ...]], None] = {}
-        for mask, numbers in wider:
+        for mask, numbers in several:
             narrowed.update({(mask & group, numbers): None for group in masks - ones})
             if cover is not None:
                 narrowed[mask & cover.domain, (*numbers, number)] = None
         single = single & reach | reached & sum(ones)
         single |= sum({mask for mask, _ in narrowed if _is_single(mask)})
-        wider = {key: None for key in narrowed if key[0].bit_count() > 1}
+        several = {key: None for key in narrowed if key[0].bit_count() > 1}
     return single, [
         (mask, [cover for number in numbers if (cover := covers[number]) is not None])
-        for mask, numbers in wider
+        for mask, numbers in several
     ]
 
 

@@ -36,6 +36,7 @@ from agent.managers.topology.hint import (
     SearchBudget,
     SubsetIndex,
     by_value,
+    rank,
 )
 from agent.managers.topology.many_nodes import (
     HintFamily,
@@ -150,6 +151,17 @@ def require_distances(machine_nodes: Iterable[MachineNode], policy: TopologyPoli
     )
     if lacking:
         raise NodeDistancesError(lacking)
+
+
+#: The steps of a search for an explanation, which may name other hints than the best.
+_EXPLAINING: Final = 600
+
+
+def best_few(hints: Hints, most: int) -> list[Hint]:
+    """Return up to `most` of the best hints of a resource, the best first."""
+    if isinstance(hints, HintFamily):
+        return hints.best_few(most, SearchBudget(_EXPLAINING))
+    return sorted(hints, key=rank)[:most]
 
 
 _INDIFFERENT: Final = Hint(None, preferred=True)

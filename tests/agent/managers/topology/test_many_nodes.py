@@ -27,12 +27,11 @@ from agent.managers.topology.many_nodes import (
     HintFamily,
     Search,
     best_common,
-    best_few,
     best_intersection,
     size_order,
     smallest,
 )
-from agent.managers.topology.merge import reachable_masks
+from agent.managers.topology.merge import best_few, reachable_masks
 from sysfs.mask import Mask
 from tests.agent.managers.test_invariants import machines, pods, rule_sets
 from tests.agent.managers.topology.families import (
