@@ -1,4 +1,4 @@
-"""Amounts: of CPUs, NUMA nodes and bytes as people read them, and of free CPUs as numbers."""
+"""Amounts as people read them (`2 CPUs`, `nodes 0-1`, `1.5 GiB`), and the CPUs that are free."""
 
 from __future__ import annotations
 
@@ -33,15 +33,13 @@ def size_text(size: int) -> str:
 
 
 class FreeCpus(Struct, frozen=True, rename="camel"):
-    """The CPUs that may still be allocated exclusively.
-
-    `wholeCores` are those in physical cores of which every CPU is free, `onOneNode` the most that
-    one NUMA node has. `fragmentation` (0 to 1) is the share that one request on one node cannot get
-    of what would fit one node: 1 - onOneNode / min(free, the most that a node has without pods).
-    """
+    """How many CPUs may still be allocated exclusively."""
 
     free: int
+    #: Those in physical cores of which every CPU is free.
     whole_cores: int
+    #: The most that one NUMA node has.
     on_one_node: int
-    #: 0 on an empty host, and where nothing is free.
+    #: How much less one node has than it could, from 0 to 1: 1 - onOneNode / min(free, the most
+    #: that a node has without pods). 0 on an empty host, and where nothing is free.
     fragmentation: float

@@ -1,6 +1,6 @@
-"""Why a manager cannot serve a request: each error has its facts as data and the kubelet's words.
+"""Why a manager cannot serve a request: errors with the facts as data and the kubelet's words.
 
-They become the rejection of a pod (`agent.managers.rejection`).
+A manager turns an error into a pod's rejection; at the start of the agent an error ends it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class ManagerError(Exception):
-    """A manager cannot serve a request; `remedy` is "" where no remedy is certain.
+    """A manager cannot serve a request; `remedy` is "" where nothing is certain to help.
 
-    Whether a change of a pod would help is not known before the pod is decided again.
+    Whether another request would be admitted, only a new decision shows.
     """
 
     def __init__(self, message: str, remedy: str = "") -> None:
@@ -45,15 +45,21 @@ class NodeDistancesError(ManagerError):
 
 
 class MemoryDemand(Struct, frozen=True):
-    """The request to the memory manager and the free memory: bytes by type, and by node."""
+    """What was requested of the memory manager, and what was free, in bytes."""
 
+    #: By memory type.
     requests: Mapping[str, int]
+    #: By memory type and node.
     free: Mapping[str, Mapping[int, int]]
 
     @property
     def scarcest(self) -> str:
-        """The memory type with the smallest ratio of free (on its best node) to requested bytes."""
-        return min(self.requests, key=lambda name: self._roomiest(name) / self._asked(name))
+        """The type of which the node with the most free has the least, measured by the request."""
+
+        def ratio(name: str) -> float:
+            return max(self.free[name].values(), default=0) / max(self.requests[name], 1)
+
+        return min(self.requests, key=ratio)
 
     def __str__(self) -> str:
         parts = (
@@ -62,12 +68,6 @@ class MemoryDemand(Struct, frozen=True):
             for name, size in self.requests.items()
         )
         return "; ".join(parts)
-
-    def _roomiest(self, name: str) -> int:
-        return max(self.free[name].values(), default=0)
-
-    def _asked(self, name: str) -> int:
-        return max(self.requests[name], 1)
 
 
 class UnknownMemoryTypeError(ManagerError):
@@ -83,12 +83,12 @@ class UnknownMemoryTypeError(ManagerError):
 
 
 class MemoryAssignmentError(ManagerError):
-    """Memory cannot be allocated; `kubelet_text` is the kubelet's message.
+    """Memory cannot be allocated on `nodes` (bits; None: on any).
 
-    `demand` has the requested and free amounts; `nodes` is the mask (bits) that was tried, None
-    without a mask. `in_use` says which nodes cannot be joined to others.
+    `in_use` says which nodes cannot be joined to others.
     """
 
+    #: The kubelet's message, and what the agent adds to it.
     kubelet_text = ""
     explanation = ""
 

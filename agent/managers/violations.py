@@ -1,6 +1,6 @@
-"""What an existing allocation violates: the current policy would not make it.
+"""Violations: what is wrong with an allocation under the current policy and on the present host.
 
-A violation is found by the managers, each for what is its own, and is shown as a condition.
+Each resource manager finds the violations of its resource; `status` shows them as conditions.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from agent.pods.model import full_name
 if TYPE_CHECKING:
     from agent.managers.allocation import PodAllocation
 
-#: The remedy where only another decision helps.
+#: The remedy of a violation that only a new decision ends.
 ADMIT_AGAIN: Final = "remove the pod and admit it again"
 
 
 class Rule(StrEnum):
-    """What an allocation violates: a key of the configuration, or a fact of the host."""
+    """What is violated: a key of the configuration, or a fact of the host."""
 
     CPU_ALLOCATED_TWICE = "CPU allocated twice"
     CPU_MISSING = "CPU missing"
@@ -44,14 +44,14 @@ class Rule(StrEnum):
 
 
 class Violation(Struct, frozen=True):
-    """An allocation that the current policy would not make."""
+    """One thing that is wrong with an allocation: the current policy would not make it."""
 
     uid: str
     #: The pod's namespace/name.
     pod: str
     #: None for the pod as a whole.
     container: str | None
-    #: A `Rule`, or one of the rules of a resource manager.
+    #: A `Rule`, or one of `ResourceManager.rule_names`.
     rule: str
     #: One line, as is `remedy`.
     message: str
@@ -66,7 +66,7 @@ class Violation(Struct, frozen=True):
         remedy: str = ADMIT_AGAIN,
         container: str | None = None,
     ) -> Self:
-        """Return a violation by an allocation."""
+        """Return a violation of an allocation, of a container or of the pod as a whole."""
         return cls(allocation.uid, full_name(allocation), container, rule, message, remedy)
 
     def __str__(self) -> str:
