@@ -31,7 +31,8 @@ class AdviceKind(StrEnum):
 class Advice(Struct, frozen=True):
     """One change with which the pod would be admitted: it was tried."""
 
-    #: An `AdviceKind`, or a kind of a later release.
+    #: `again`, `uncordon`, `budget`, `guaranteed`, `annotation`, `request`, `end` or `policy`
+    #: (`AdviceKind`); a later release may have more.
     kind: str
     #: The change, in words.
     text: str
@@ -47,5 +48,5 @@ class Advice(Struct, frozen=True):
     key: str = ""
     #: Of a policy: the new value; of an uncordon: what is cordoned.
     value: str = ""
-    #: What the pod does not get then; "" if it gets all.
+    #: Of an annotation or a policy: what the pod does not get.
     loss: str = ""

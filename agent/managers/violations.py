@@ -51,7 +51,7 @@ class Violation(Struct, frozen=True):
     pod: str
     #: None for the pod as a whole.
     container: str | None
-    #: A `Rule`, or one of `ResourceManager.rule_names`.
+    #: A `Rule`, or one of the rules of a resource manager.
     rule: str
     #: One line, as is `remedy`.
     message: str

@@ -7,6 +7,7 @@ nowhere else: `*failed pod*` there is `FailedPodDocument` here. `NAMED` has thos
 
 from __future__ import annotations
 
+import inspect
 import json
 import pkgutil
 import re
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import msgspec
 
 import agent
-import agent.api
+import agent.api.documents
 from agent.api.documents import (
     BindDocument,
     BindRequest,
@@ -84,6 +85,7 @@ _ERROR: Final = re.compile(r"^\| (\d{3}) \| (.+?) \| (.*?) ?\|$", re.MULTILINE)
 _STATUS: Final = re.compile(r"\b([2-5]\d\d)\b( `\w+`)?")
 _DOCUMENT: Final = re.compile(r"\*([a-z ]+)\*")
 _EXAMPLE: Final = re.compile(r"`(\{.*?\})`")
+_COMMENT: Final = re.compile(r"((?: {4}#: .*\n)+) {4}(\w+):")
 _REFERENCE: Final = "#/components/schemas/{name}"
 
 
@@ -115,6 +117,7 @@ def openapi() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(
         dict.fromkeys(types), ref_template=_REFERENCE.format(name="{name}")
     )
+    _describe_fields(schemas)
     schemas = _as_documents(schemas)
     for schema in schemas.values():
         if "description" in schema:
@@ -276,6 +279,18 @@ def _body(route: Route) -> dict[str, Any] | None:
     kind = BODIES.get(route.key)
     schema = {"$ref": _REFERENCE.format(name=kind.__name__)} if kind else {"type": "object"}
     return {"application/json": {"schema": schema, "example": examples[0]}}
+
+
+def _describe_fields(schemas: Mapping[str, dict[str, Any]]) -> None:
+    """Give each field of a document the comment that stands at it."""
+    for name, schema in schemas.items():
+        kind = getattr(agent.api.documents, name, None)
+        if kind is None:
+            continue
+        keys = {field.name: field.encode_name for field in msgspec.structs.fields(kind)}
+        for comment, field in _COMMENT.findall(inspect.getsource(kind)):
+            text = " ".join(comment.replace("#:", "").split())
+            schema["properties"][keys[field]]["description"] = text
 
 
 def _error(rows: Iterable[tuple[str, str]]) -> dict[str, Any]:
