@@ -25,15 +25,10 @@ from agent.config.model import OnReject
 from agent.managers.allocation import Isolation, Origin, Source
 from agent.pods.model import CPU, full_name
 from agent.pods.quantity import ZERO
+from agent.reconcile.container_settings import container_settings, ephemeral_settings
 from agent.reconcile.diff import Cause
-from agent.reconcile.quota import (
-    SHARES_PER_CPU,
-    container_settings,
-    cpu_max,
-    cpu_shares,
-    ephemeral_settings,
-    pod_quotas,
-)
+from agent.reconcile.quota import cpu_max, pod_quotas
+from agent.reconcile.values import SHARES_PER_CPU, cpu_shares
 from agent.server import metrics as names
 from agent.server.admissions import MOST_AT_ONCE
 from agent.server.errors import EXPECTED, message_of

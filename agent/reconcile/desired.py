@@ -30,23 +30,25 @@ from msgspec.structs import replace
 from agent.managers.allocation import Isolation
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.pods.model import MEMORY
+from agent.reconcile.container_settings import (
+    container_settings,
+    default_settings,
+    ephemeral_settings,
+)
+from agent.reconcile.enforced import EVERYTHING
 from agent.reconcile.identify import IdentifiedBy
-from agent.reconcile.quota import (
-    EVERYTHING,
+from agent.reconcile.quota import pod_quotas
+from agent.reconcile.target import NO_PODS
+from agent.reconcile.values import (
     allocatable_amounts,
     class_values,
     container_defaults,
     container_memory,
-    container_settings,
-    default_settings,
     ephemeral_memory,
-    ephemeral_settings,
     node_values,
-    pod_quotas,
     pod_values,
     quota_value,
 )
-from agent.reconcile.target import NO_PODS
 from cgroupfs.apply import CPUSET, NEEDED
 from cgroupfs.names import Tier
 from cgroupfs.plan import Setting
@@ -58,10 +60,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from agent.managers.allocation import PodAllocation
+    from agent.reconcile.container_settings import ContainerSettings
+    from agent.reconcile.enforced import EnforcedControllers
     from agent.reconcile.identify import Located
     from agent.reconcile.orphans import OrphanedCgroup
     from agent.reconcile.pod_cgroups import IdentifiedCgroups, LocatedPod
-    from agent.reconcile.quota import ContainerSettings, EnforcedControllers
     from agent.reconcile.target import Desired, PodClasses
 
 
@@ -456,7 +459,7 @@ def _only(setting: Setting, enforced: EnforcedControllers) -> Setting:
         exclusive=setting.exclusive and sets,
         whole_cpus=setting.whole_cpus if sets else EMPTY,
         whole_mems=setting.whole_mems if sets else EMPTY,
-        values=enforced.only(setting.values),
+        values=enforced.enforceable(setting.values),
     )
 
 

@@ -40,6 +40,7 @@ from agent.reconcile.diff import (
 )
 from agent.reconcile.drivers import CreateError, ToRecord, record_of
 from agent.reconcile.ending import Releaser
+from agent.reconcile.enforced import EVERYTHING, EnforcedControllers
 from agent.reconcile.observe import (
     ANY_CHILD,
     NeededControllers,
@@ -49,7 +50,6 @@ from agent.reconcile.observe import (
     still_resting,
 )
 from agent.reconcile.pod_cgroups import identify_cgroups
-from agent.reconcile.quota import EVERYTHING, EnforcedControllers
 from agent.reconcile.remarks import (
     beside,
     beyond_repair,
@@ -204,12 +204,12 @@ class Enforcer:
         """
         self._pods.check()
         path = self._layout.pods()
-        asked, self._enforced = self._enforced, self._enforced.among(available(self._tree))
+        asked, self._enforced = self._enforced, self._enforced.available_in(available(self._tree))
         if not self._pods.makes:
             lacks = not_offered(asked.controllers - self._enforced.controllers)
             return EnforcementReport(notes=tuple(lacks))
         created, rejected = self._create({path: ""})
-        need = NeededControllers("", self._enforced.needed, self._enforced.further)
+        need = NeededControllers("", self._enforced.needed, self._enforced.for_limits)
         enabled, lacking = self._enable({join(path, ANY_CHILD): need})
         return EnforcementReport(
             differences=(*rejected, *lacking),

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.reconcile.quota import all_alike
+from agent.reconcile.container_settings import all_alike
 from cgroupfs.names import RUNTIME_SUBGROUPS, Runtime, parse_container
 from cgroupfs.settings import CPU_MAX, CPUS
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agent.reconcile.desired import ABOVE_PODS, NOTED, Role
 from agent.reconcile.diff import diff
-from agent.reconcile.quota import EVERYTHING, EnforcedControllers
+from agent.reconcile.enforced import EVERYTHING, EnforcedControllers
 from cgroupfs.apply import CPUSET
 from cgroupfs.settings import CPU_MAX
 from cgroupfs.state import read_cgroup, with_use

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from agent.reconcile.desired import no_host_settings, no_partitions
 from agent.reconcile.diff import unknown_writer
 from agent.reconcile.drivers import DirectoryCgroups, SliceCgroups
+from agent.reconcile.enforced import EVERYTHING
 from agent.reconcile.enforcer import Enforcer
-from agent.reconcile.quota import EVERYTHING
 from agent.reconcile.report import EnforcementStartError
 from cgroupfs.errors import CgroupNameError, CgroupRootError
 from cgroupfs.names import Driver, Layout
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agent.reconcile.desired import HostSettings, PartitionWords
     from agent.reconcile.diff import WriterOf
     from agent.reconcile.drivers import PodCgroups
-    from agent.reconcile.quota import EnforcedControllers
+    from agent.reconcile.enforced import EnforcedControllers
     from agent.runtimes import ContainerIdentifier
     from cgroupfs.tree import CgroupTree
     from systemd.bus import Systemd

@@ -31,7 +31,7 @@ from agent.reconcile.assigned import AssignedFiles
 from agent.reconcile.binding import cgroup_of_pid
 from agent.reconcile.desired import no_host_settings
 from agent.reconcile.diff import unknown_writer
-from agent.reconcile.quota import EnforcedControllers
+from agent.reconcile.enforced import EnforcedControllers
 from agent.reconcile.report import BindingError
 from agent.reconcile.running_pods import pod_uids, seen_pods
 from agent.reconcile.start_checks import make_enforcer, make_layout, open_tree

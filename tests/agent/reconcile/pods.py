@@ -17,8 +17,8 @@ from agent.pods.model import ContainerKind, QosClass
 from agent.reconcile.desired import DesiredCgroup, Role
 from agent.reconcile.diff import Cause, Difference
 from agent.reconcile.drivers import DirectoryCgroups, SliceCgroups, read_record
+from agent.reconcile.enforced import EVERYTHING, EnforcedControllers
 from agent.reconcile.enforcer import Enforcer
-from agent.reconcile.quota import EVERYTHING, EnforcedControllers
 from agent.reconcile.report import CgroupReport, CgroupReports
 from agent.reconcile.target import Desired
 from cgroupfs.emulated.kernel import EmulatedKernel

@@ -18,10 +18,10 @@ from agent.reconcile.desired import (
 )
 from agent.reconcile.diff import diff, without_the_kubelets
 from agent.reconcile.drivers import DirectoryCgroups
+from agent.reconcile.enforced import EVERYTHING, EnforcedControllers
 from agent.reconcile.enforcer import Enforcer
 from agent.reconcile.identify import IdentifiedBy, Located, Subgroup
 from agent.reconcile.pod_cgroups import IdentifiedCgroups, LocatedPod
-from agent.reconcile.quota import EVERYTHING, EnforcedControllers
 from agent.reconcile.report import count_causes
 from agent.reconcile.target import Desired
 from cgroupfs.emulated.kernel import EmulatedKernel

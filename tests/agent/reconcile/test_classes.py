@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from agent.managers.allocation import CpuLimits, PodAllocation
 from agent.managers.ledger import SharedMap
 from agent.pods.model import QosClass
-from agent.reconcile.quota import EVERYTHING, class_values, cpu_weight
+from agent.reconcile.enforced import EVERYTHING
 from agent.reconcile.target import NO_PODS, PodClasses, Requested
+from agent.reconcile.values import class_values, cpu_weight
 from cgroupfs.names import Tier
 from tests.agent.reconcile.pods import exclusive, on_host, pod
 

@@ -12,17 +12,11 @@ from agent.pods.model import QosClass
 from agent.reconcile.desired import Role, desired_cgroups
 from agent.reconcile.diff import Cause
 from agent.reconcile.drivers import DirectoryCgroups
+from agent.reconcile.enforced import EVERYTHING, EnforcedControllers
 from agent.reconcile.enforcer import Enforcer
 from agent.reconcile.identify import IdentifiedBy, Located
 from agent.reconcile.pod_cgroups import IdentifiedCgroups, LocatedPod
-from agent.reconcile.quota import (
-    EVERYTHING,
-    EnforcedControllers,
-    container_defaults,
-    container_memory,
-    cpu_weight,
-    pod_values,
-)
+from agent.reconcile.values import container_defaults, container_memory, cpu_weight, pod_values
 from cgroupfs.emulated.kernel import EmulatedKernel
 from cgroupfs.names import Driver
 from sysfs.mask import Mask
