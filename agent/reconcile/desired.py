@@ -37,8 +37,8 @@ from agent.reconcile.container_settings import (
 )
 from agent.reconcile.enforced import EVERYTHING
 from agent.reconcile.identify import IdentifiedBy
+from agent.reconcile.pod_classes import NO_PODS
 from agent.reconcile.quota import pod_quotas
-from agent.reconcile.target import NO_PODS
 from agent.reconcile.values import (
     allocatable_amounts,
     class_values,
@@ -65,7 +65,8 @@ if TYPE_CHECKING:
     from agent.reconcile.identify import Located
     from agent.reconcile.orphans import OrphanedCgroup
     from agent.reconcile.pod_cgroups import IdentifiedCgroups, LocatedPod
-    from agent.reconcile.target import Desired, PodClasses
+    from agent.reconcile.pod_classes import PodClasses
+    from agent.reconcile.target import Desired
 
 
 class Role(StrEnum):

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from agent.pods.model import HUGEPAGES_PREFIX
 from agent.pods.quantity import Quantity
-from agent.reconcile.target import huge_pages_of
+from agent.reconcile.pod_classes import huge_pages_of
 from cgroupfs.apply import HUGETLB, NEEDED
 from cgroupfs.settings import (
     DEFAULT_PERIOD_US,
@@ -30,7 +30,7 @@ from cgroupfs.settings import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from agent.reconcile.target import Requested
+    from agent.reconcile.pod_classes import Requested
 
 _NEEDED: Final = frozenset(NEEDED)
 #: The settings of a size of huge pages. With the second, mmap of too many pages fails; with the

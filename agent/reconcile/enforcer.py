@@ -2,7 +2,7 @@
 
 Blocking; call it from one thread. Every call observes the cgroups first, so it can be repeated
 after any failure and writes only what still differs: `enforce`, `repair` and `verify` observe all
-cgroups, `enforce_change` those that a change affects (`agent.reconcile.target` says which may be
+cgroups, `enforce_change` those that a change affects (`agent.reconcile.scope` says which may be
 left out, and why). Each cgroup is read once; a cgroup that was written is read back with all
 cgroups inside it; a cgroup that then still differs is read again to find the cause. The cache
 (`agent.reconcile.observe`) saves work and distinguishes drift from new settings; the result does
@@ -50,6 +50,7 @@ from agent.reconcile.observe import (
     still_resting,
 )
 from agent.reconcile.pod_cgroups import identify_cgroups
+from agent.reconcile.pod_classes import NO_PODS
 from agent.reconcile.remarks import (
     beside,
     beyond_repair,
@@ -65,7 +66,7 @@ from agent.reconcile.remarks import (
     withheld,
 )
 from agent.reconcile.report import CgroupReport, EnforcementReport, PlannedChange, write_record
-from agent.reconcile.target import NO_PODS, AffectedPods, scope_of
+from agent.reconcile.scope import AffectedPods, scope_of
 from cgroupfs.apply import CPUSET, ENABLED, apply, available, enable, enabled
 from cgroupfs.errors import CgroupError
 from cgroupfs.plan import Plan, make_plan

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agent.reconcile.desired import DesiredCgroup
     from agent.reconcile.diff import Difference
     from agent.reconcile.pod_cgroups import IdentifiedCgroups, LocatedPod
-    from agent.reconcile.target import AffectedPods
+    from agent.reconcile.scope import AffectedPods
     from cgroupfs.plan import Setting
     from cgroupfs.state import CgroupState, Reading, WriterRecord
     from cgroupfs.tree import CgroupTree

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agent.managers.allocation import Bindings, PodAllocation
     from agent.managers.ledger import Ledger
     from agent.reconcile.orphans import OrphanedCgroup
-    from agent.reconcile.target import AffectedPods
+    from agent.reconcile.scope import AffectedPods
     from agent.runtimes import ContainerIdentifier
     from cgroupfs.names import Layout
     from cgroupfs.tree import CgroupTree

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Final
 from agent.managers.allocation import Origin
 from agent.pods.model import CPU, MEMORY, PID, QosClass
 from agent.reconcile.enforced import PAGE_ROWS
-from agent.reconcile.target import huge_pages_of
+from agent.reconcile.pod_classes import huge_pages_of
 from cgroupfs.names import Tier
 from cgroupfs.settings import (
     CPU_MAX,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.reconcile.enforced import EnforcedControllers
-    from agent.reconcile.target import PodClasses
+    from agent.reconcile.pod_classes import PodClasses
     from cgroupfs.settings import CpuMax
 
 #: cgroup v1's shares and the weights of v2: the kubelet still computes in shares

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from agent.managers.allocation import Binding, Bindings
 from agent.pods.model import QosClass
-from agent.reconcile.target import NO_PODS, AffectedPods, scope_of
+from agent.reconcile.pod_classes import NO_PODS
+from agent.reconcile.scope import AffectedPods, scope_of
 from tests.agent.reconcile.pods import exclusive, mixed, on_host, pod, target
 
 if TYPE_CHECKING:

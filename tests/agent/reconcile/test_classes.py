@@ -12,7 +12,7 @@ from agent.managers.allocation import CpuLimits, PodAllocation
 from agent.managers.ledger import SharedMap
 from agent.pods.model import QosClass
 from agent.reconcile.enforced import EVERYTHING
-from agent.reconcile.target import NO_PODS, PodClasses, Requested
+from agent.reconcile.pod_classes import NO_PODS, PodClasses, Requested
 from agent.reconcile.values import class_values, cpu_weight
 from cgroupfs.names import Tier
 from tests.agent.reconcile.pods import exclusive, on_host, pod
