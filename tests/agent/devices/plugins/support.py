@@ -89,7 +89,7 @@ async def served(directory: Path, **more: Any) -> AsyncIterator[Served]:  # noqa
     task = asyncio.create_task(running.plugins.serve(running.changed))
     try:
         plugins = running.plugins
-        await running.until_seen(lambda: plugins._server is not None or plugins._fault)
+        await running.until_seen(lambda: plugins.is_serving or plugins._server.fault)
         yield running
     finally:
         task.cancel()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from agent.devices.plugin_calls import BACK_OFF, LONGEST_BACK_OFF, CallBreaker
 from agent.devices.plugin_limits import CALLS, IGNORED_PREFERENCES, CallResult, Deadlines
-from agent.devices.plugins import BACK_OFF, LONGEST_BACK_OFF, CallBreaker
 from agent.devices.provider import DeviceError
 from tests.agent.devices.plugins.support import GPU, PATIENT, SHORT, connected, served
 from tests.agent.server.support import FakeClock, in_loop
@@ -192,14 +192,14 @@ async def test_a_plugin_answers_one_call_at_a_time(directory: Path) -> None:
 def test_while_a_method_that_hung_is_tried_it_is_not_called() -> None:
     clock = FakeClock()
     breaker = CallBreaker(clock.monotonic)
-    breaker.tried()
+    breaker.begin()
     assert breaker.remaining == 0
-    breaker.timed_out()
+    breaker.open()
     clock.advance(BACK_OFF)
     assert breaker.remaining == 0
-    breaker.tried()
+    breaker.begin()
     assert breaker.remaining == 2 * BACK_OFF
-    breaker.answered()
+    breaker.close()
     assert breaker.remaining == 0
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.devices.plugin_directory import DirectoryError, PluginDirectory
 from agent.devices.plugins import PERIOD, RETRY_PERIOD
-from agent.devices.registration import DirectoryError, PluginDirectory
 from agent.rpc import CallError
 from tests.agent.devices.plugins.support import GPU, connected, names_in, served
 from tests.agent.server.support import in_loop

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.devices.plugin_limits import MOST_RESOURCES
-from agent.devices.registration import LONGEST_PAUSE, PERIOD
+from agent.devices.plugin_registry import LONGEST_PAUSE, PERIOD
 from agent.managers.policy import PluginDevice
 from agent.rpc import LONGEST_SOCKET
 from agent.server.watches import directory_names
