@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from agent.api.documents import RuntimeDocument
+from agent.cluster.handover import still_allocated
 from agent.cluster.kubelet.devices import KubeletDevices
 from agent.cluster.kubelet.source import KubeletPods
-from agent.cluster.runtime_events import SUBJECT, RuntimeEvents, still_allocated
+from agent.cluster.runtime_events import SUBJECT, RuntimeEvents
 from agent.server import metrics as names
 from agent.server.errors import EXPECTED, message_of
 from agent.server.lifecycle import Companion

@@ -42,7 +42,7 @@ _MOMENTS: Final = (
     "agent.cluster.kubelet.devices.GET_SECONDS",
     "agent.cluster.kubelet.devices.LIST_SECONDS",
     "agent.isolation.places._ANSWER_SECONDS",
-    "agent.cluster.runtime_events.ASK_SECONDS",
+    "agent.cluster.pod_decisions.ASK_SECONDS",
 )
 
 

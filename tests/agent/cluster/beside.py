@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, cast
 import pytest
 from msgspec.structs import replace
 
-from agent.cluster import runtime_events
+from agent.cluster import pod_decisions
 from agent.cluster.kubelet.pods import PodsUnavailableError
 from agent.cluster.kubelet.pods_api import read_message, read_messages
 from agent.cluster.kubelet.source import KubeletPods, KubeletWays
@@ -86,7 +86,7 @@ class Pods:
         self.calls.append(("removed", uid, sandbox))
 
     async def ask_for(self, uid: str, seconds: float) -> Pod | None:
-        assert seconds <= runtime_events.ASK_SECONDS
+        assert seconds <= pod_decisions.ASK_SECONDS
         self.asked.append(uid)
         await self.answering.wait()
         if uid in self.on_request:
@@ -94,7 +94,7 @@ class Pods:
         return self.known.get(uid)
 
     async def list_now(self, seconds: float) -> Collection[Pod] | None:
-        assert seconds <= runtime_events.ASK_SECONDS
+        assert seconds <= pod_decisions.ASK_SECONDS
         self.may_have_ended |= self.unlisted
         return [*self.known.values()]
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.cluster.runtime_events import adjustment_of, still_shared
+from agent.cluster.adjustments import adjustment_of
+from agent.cluster.handover import still_shared
 from agent.managers.allocation import Origin
 from agent.reconcile.diff import Cause, Difference
 from sysfs.mask import Mask

@@ -81,9 +81,9 @@ async def test_a_pod_without_room_is_rejected_with_a_reason_until_there_is_room(
             await created(agent, "db")
         assert caught.value.code == "FAILED_PRECONDITION"
         assert "cpu" in str(caught.value)
-        assert [*agent.events._rejected] == [UID]
+        assert agent.events._decisions.pod(UID).reason
         agent.events.sandbox_removed(sandbox())
-        assert not agent.events._rejected
+        assert not agent.events._decisions.pod(UID).reason
         del agent.pods.known[OTHER]
         assert await created(agent, "db") is not None
 
@@ -265,7 +265,7 @@ async def test_a_resize_of_the_budget_alone_is_an_error_and_one_event_for_each(
             assert no.value.code == "FAILED_PRECONDITION"
         assert [each.reason for each in noted] == ["ResizeRejected"] * 2
         agent.events.sandbox_removed(sandbox())
-        assert not agent.events._resizes
+        assert not agent.events._decisions.pod(UID).resizes
 
 
 async def test_a_pod_without_exclusive_cpus_is_resized(site: Site) -> None:
@@ -308,7 +308,8 @@ async def test_the_quota_that_a_resize_gives_a_pod_is_lifted_again(site: Site, e
         else:
             asked = ContainerResources(quota_us=200_000, period_us=100_000)
             await agent.events.container_updated(sandbox(), container("db"), asked)
-        while tasks := (*agent.events._deciding.values(), *agent.events._following):
+        decisions = agent.events._decisions
+        while tasks := (*decisions._deciding.values(), *decisions._following):
             await asyncio.wait(tasks)
         assert shown(site, cgroup, "cpu.max") == ["max 100000"]
 

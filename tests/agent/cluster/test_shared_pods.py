@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agent.cluster.runtime_events import ASK_SECONDS
+from agent.cluster.pod_decisions import ASK_SECONDS
 from agent.config.model import OnReject
 from agent.managers.allocation import Source
 from agent.server import metrics as names

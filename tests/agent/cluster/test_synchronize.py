@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.cluster import runtime_events
+from agent.cluster import pod_decisions
 from agent.cluster.nri.messages import ContainerResources
 from tests.agent.cluster.beside import OTHER, beside, container, created, sandbox
 from tests.agent.server.sites import Site, pod_of
@@ -61,11 +61,11 @@ async def test_a_silent_kubelet_is_waited_for_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with beside(site) as agent:
-        monkeypatch.setattr(runtime_events, "ASK_ALL_SECONDS", 0.01)
+        monkeypatch.setattr(pod_decisions, "ASK_ALL_SECONDS", 0.01)
         agent.pods.answering.clear()
         await agent.events.synchronize(list(map(sandbox, map(uid_of, range(1000)))), ())
         await until(lambda: agent.pods.asked)
         # Thousands of tasks would hold up all others when they are made, and when they are ended.
         assert len(asyncio.all_tasks()) < 200
-        await until(lambda: not agent.events._deciding)
+        await until(lambda: not agent.events._decisions._deciding)
         assert len(agent.pods.asked) < 200
