@@ -70,6 +70,8 @@ _REMEDIES: Final = {
     "": "a cgroup beside it lists one of its CPUs: narrow that",
     "Cpu list in cpuset.cpus not exclusive": "a cgroup beside it lists one of its CPUs: narrow it",
     "Enable partition not permitted": "give the unit the drop-in deploy/partitions.conf",
+    "partition config conflicts with housekeeping setup": "isolcpus= of the kernel's command line "
+    "has one of its CPUs: remove that, or from Linux 7.0 on make it an isolated partition",
 }
 _ISOLATED: Final = "cpuset.cpus.isolated"
 #: The `file` of a difference that says that the cgroup itself is missing.

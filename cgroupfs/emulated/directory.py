@@ -22,7 +22,7 @@ from cgroupfs.emulated.rules import LINUX_6_12
 from cgroupfs.errors import CgroupRootError
 from cgroupfs.tree import FlockedTree, ancestors, join
 from cgroupfs.watch import NAMES_IN_DIRECTORY, Change, Inotify
-from sysfs.mask import Mask
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -46,19 +46,27 @@ class DirectoryTree:
 
     A directory without `cgroup.controllers` is initialized for the CPUs `possible` and the memory
     nodes `memory`; a directory with that file is taken over with its contents (a restart). Raises
-    `CgroupRootError` when `root` contains anything else. `rules` are those of a kernel's version.
+    `CgroupRootError` when `root` contains anything else. `rules` are those of a kernel's version,
+    `isolcpus` the CPUs that its command line isolates.
     """
 
     def __init__(
-        self, root: Path, possible: Mask, memory: Mask, *, rules: Rules = LINUX_6_12
+        self,
+        root: Path,
+        possible: Mask,
+        memory: Mask,
+        *,
+        rules: Rules = LINUX_6_12,
+        isolcpus: Mask = EMPTY,
     ) -> None:
         self.root = root
         self.rules = rules
+        self.isolcpus = isolcpus
         self._shown: dict[str, dict[str, str]] = {}
         self._watch = _Watch(root)
         #: The files in each cgroup's directory that others wrote while it was noticed.
         self._late: dict[str, dict[str, None]] = {}
-        self._kernel = EmulatedKernel(possible, memory, rules=rules)
+        self._kernel = EmulatedKernel(possible, memory, rules=rules, isolcpus=isolcpus)
         fresh = not (root / "cgroup.controllers").exists()
         if fresh and any(root.iterdir()):
             remedy = "name an empty directory, or one that such a tree was made in"

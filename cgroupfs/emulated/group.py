@@ -60,6 +60,8 @@ class Group(Struct, eq=False):
     #: Of the root: what partitions without one above took along that were removed while a sibling
     #: had made them invalid, until a partition of the root has them (seen on 6.12).
     lost: Mask = EMPTY
+    #: Of the root: what `isolcpus=` isolates (`Rules.isolates_isolcpus`).
+    isolcpus: Mask = EMPTY
     #: What was in effect at the `version` below; read it as `cpus_now`, `mems_now` ...
     cpus_then: Mask = EMPTY
     mems_then: Mask = EMPTY
@@ -184,6 +186,7 @@ _NOT_PARTITION: Final = "Parent is not a partition root"
 _NO_CPUS: Final = "Parent unable to distribute cpu downstream"
 _INVALID_LIST: Final = "Invalid cpu list in cpuset.cpus.exclusive"
 _OVER_REMOTE: Final = "Have remote partition underneath"
+_HOUSEKEEPING: Final = "partition config conflicts with housekeeping setup"
 
 
 def settle(root: Group) -> None:
@@ -298,12 +301,14 @@ def _why_invalid(group: Group, root: Group, rules: Rules) -> str:
     listed = Mask.union(_own(other) for other in _siblings(group))
     if not rules.keeps_partitions and not listed.isdisjoint(group.exclusive_now):
         return _NOT_EXCLUSIVE
+    barred = group.partition != ISOLATED if rules.isolates_isolcpus else is_root
+    if barred and not group.exclusive_now.isdisjoint(root.isolcpus):
+        return _HOUSEKEEPING
     over = _partition_above(group, root)
     beside = (each for each in over.walk() if each.is_partition and each not in (group, over))
     taken = Mask.union(each.exclusive_now for each in (group, *beside))
-    if (root.cpus if over is root else over.exclusive_now & root.cpus) <= taken:
-        return _NO_CPUS
-    return ""
+    there = root.cpus if over is root else over.exclusive_now & root.cpus
+    return _NO_CPUS if there <= taken else ""
 
 
 def _partition_above(group: Group, root: Group) -> Group:

@@ -67,7 +67,8 @@ class EmulatedKernel:
     """A cgroup v2 hierarchy of a host with the CPUs `possible` and the memory nodes `memory`.
 
     `online` are the CPUs that are up (default: all possible ones). With `counts_huge_pages` these
-    count as memory (the mount's option memory_hugetlb_accounting); `rules` are the version's.
+    count as memory (the mount's option memory_hugetlb_accounting); `rules` are the version's,
+    `isolcpus` the CPUs that the kernel's command line isolates.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class EmulatedKernel:
         controllers: Iterable[str] = _DEFAULT_CONTROLLERS,
         counts_huge_pages: bool = False,
         rules: Rules = LINUX_6_12,
+        isolcpus: Mask = EMPTY,
     ) -> None:
         offered = frozenset(controllers)
         self.controllers: tuple[str, ...] = tuple(name for name in CONTROLLERS if name in offered)
@@ -87,6 +89,7 @@ class EmulatedKernel:
         self.root.exclusive = possible
         self.root.cpus = possible if online is None else online
         self.root.mems = memory
+        self.root.isolcpus = isolcpus
         #: All cgroups by their paths.
         self._groups = {"": self.root}
         self._homes: dict[int, Group] = {}
@@ -94,6 +97,7 @@ class EmulatedKernel:
         self._locked = False
         self._counts_huge_pages = counts_huge_pages
         self.rules = rules
+        self.isolcpus = isolcpus
         self._settle()
 
     def read(self, path: str, file: str) -> str:
@@ -422,7 +426,7 @@ def _show_partition(_kernel: EmulatedKernel, group: Group) -> str:
 
 
 def _show_isolated(kernel: EmulatedKernel, _group: Group) -> str:
-    taken = EMPTY
+    taken = kernel.root.isolcpus
     for group in kernel.root.walk():
         if group.partition == cpuset.ISOLATED and group.is_partition:
             taken |= group.exclusive_now

@@ -20,11 +20,14 @@ class Rules(Struct, frozen=True):
     #: A partition stays as it is when a cgroup beside lists its CPUs, and one without exclusive
     #: CPUs has what the partitions beside leave of its list; else all of them become invalid.
     keeps_partitions: bool = False
+    #: A `root` partition has no CPU that `isolcpus=` isolates, an `isolated` one may; else no
+    #: partition below another or the root has one, any other may.
+    isolates_isolcpus: bool = False
 
 
 LINUX_6_12: Final = Rules()
 #: The pull request "cgroup: Changes for v6.20", as 7.0 was called then; seen on 7.2.
-LINUX_7_0: Final = Rules(clears_used_sets=True, keeps_partitions=True)
+LINUX_7_0: Final = Rules(clears_used_sets=True, keeps_partitions=True, isolates_isolcpus=True)
 
 _ROWS: Final = {(6, 12): LINUX_6_12, (7, 0): LINUX_7_0}
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 CPUS = Mask.parse("0-7")
 NODES = Mask.parse("0-1")
+ISOLCPUS = Mask.parse("6-7")
 ROOT = os.environ.get("NUMAWARDEN_CGROUP_ROOT")
 
 
@@ -65,7 +66,7 @@ def rules(request: pytest.FixtureRequest) -> Rules:
 class TestEmulatedKernel(EmulatedContract):
     @pytest.fixture
     def lab(self, rules: Rules) -> Iterator[Lab]:
-        lab = EmulatedLab(EmulatedKernel(CPUS, NODES, rules=rules))
+        lab = EmulatedLab(EmulatedKernel(CPUS, NODES, rules=rules, isolcpus=ISOLCPUS))
         yield lab
         lab.close()
 
@@ -73,7 +74,7 @@ class TestEmulatedKernel(EmulatedContract):
 class TestEmulatedFiles(EmulatedContract):
     @pytest.fixture
     def lab(self, tmp_path: Path, rules: Rules) -> Iterator[Lab]:
-        lab = EmulatedLab(DirectoryTree(tmp_path, CPUS, NODES, rules=rules))
+        lab = EmulatedLab(DirectoryTree(tmp_path, CPUS, NODES, rules=rules, isolcpus=ISOLCPUS))
         yield lab
         lab.close()
 

@@ -87,13 +87,15 @@ def command(
     `tsc_khz` is the frequency of the host's time stamp counter, which the guest reads; it has to
     find it out by itself when that is None.
     """
-    frequency = f" tsc_early_khz={tsc_khz}" if tsc_khz else ""
+    arguments = [KERNEL_ARGUMENTS, *([topology.arguments] if topology.arguments else [])]
+    if tsc_khz:
+        arguments.append(f"tsc_early_khz={tsc_khz}")
     return [
         *emulator.command,
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-machine", "q35,smm=off", "-accel", "tcg,thread=single,tb-size=512"),
         *_machine(topology),
-        *("-kernel", str(image.kernel), "-append", KERNEL_ARGUMENTS + frequency),
+        *("-kernel", str(image.kernel), "-append", " ".join(arguments)),
         *_disk("root", image.disk, "nvme", "snapshot=on,cache=unsafe"),
         *_virtio_disk("job", disks.job, "readonly=on"),
         *_virtio_disk("out", disks.out, "cache=unsafe"),

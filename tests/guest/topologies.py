@@ -25,7 +25,7 @@ class Topology:
     """A machine: QEMU's `-smp` value, nodes in order, distances between nodes (ACPI SLIT).
 
     `cpu` is QEMU's CPU model; `firmware` a BIOS file other than the default; `locality` puts an
-    NVMe disk and a network card on a PCI root of node 1.
+    NVMe disk and a network card on a PCI root of node 1; `arguments` are more for the kernel.
     """
 
     smp: str
@@ -34,6 +34,7 @@ class Topology:
     cpu: str = "Nehalem"
     firmware: str | None = None
     locality: bool = False
+    arguments: str = ""
 
     @property
     def memory_mib(self) -> int:
@@ -61,6 +62,11 @@ TOPOLOGIES: Final[dict[str, Topology]] = {
         nodes=(Node(LARGE_MIB, "0-7"), Node(LARGE_MIB, "8-15")),
         distances=((0, 1, 21),),
         locality=True,
+    ),
+    "isolated-cpus": Topology(
+        smp="16,sockets=2,cores=4,threads=2",
+        nodes=(Node(LARGE_MIB, "0-7"), Node(LARGE_MIB, "8-15")),
+        arguments="isolcpus=12-15",
     ),
     # 2 sockets of 2 nodes: 0 and 1 are near to each other, 2 and 3 too.
     "four-nodes": Topology(

@@ -16,6 +16,7 @@ from agent.reconcile.desired import DesiredCgroup, Role, with_partitions
 from agent.reconcile.diff import Cause
 from agent.reconcile.exclusivity import intrusions
 from cgroupfs.emulated.kernel import FILES
+from cgroupfs.emulated.rules import LINUX_7_0
 from cgroupfs.names import Driver
 from cgroupfs.plan import Setting
 from sysfs.mask import EMPTY, Mask
@@ -212,6 +213,23 @@ def test_an_invalid_partition_is_reported_in_the_kernels_words_until_it_is_repai
     machine.enforcer.releaser.pod(OWN)  # the partition ends before its cgroup is removed
     assert not machine.kernel.exists(own)
     assert machine.uses("") == "0-15"  # Linux 6.12 would not give them back afterwards
+
+
+def test_a_partition_of_cpus_that_the_command_line_isolates_is_told_what_makes_it_valid(
+    plain: Machine,
+) -> None:
+    plain.kernel.rules, plain.kernel.root.isolcpus = LINUX_7_0, Mask.parse("2")
+    report = plain.enforcer.repair(target(OWN))
+    (left,) = report.unpartitioned
+    assert left.detail == (
+        f"/{path_of(OWN, plain.driver)} is not a partition: the kernel shows 'root invalid "
+        "(partition config conflicts with housekeeping setup)'; isolcpus= of the kernel's command "
+        "line has one of its CPUs: remove that, or from Linux 7.0 on make it an isolated partition"
+    )
+    plain.config = IsolationConfig(partitions=PartitionMode.ISOLATED)
+    plain.start()
+    assert plain.repair(target(OWN))
+    assert partition(plain) == ("isolated", "2-3")
 
 
 def test_an_invalid_partition_is_not_exclusive_as_far_as_others_have_its_cpus(

@@ -131,7 +131,7 @@ SCENARIOS: Final = {
         ),
         Scenario(
             "cgroup-contract",
-            "two-sockets",
+            "isolated-cpus",
             "the contract tests of the emulated cgroup tree, against the kernel's",
             when=When.CI,
         ),
