@@ -18,9 +18,10 @@ from agent.api.documents import (
     ConfigurationDocument,
     StatusDocument,
 )
-from agent.cli.common import agent_at, print_answer
+from agent.cli.common import agent_at
 from agent.cli.errors import CommandError, ExitCode, counted, text_of
 from agent.cli.options import VERDICT_TIMEOUT, Output, output_option, socket_option_within
+from agent.cli.output import print_answer
 from agent.cli.verification import verification_lines
 from agent.config.load import config_keys, differing_keys, load_config_file, yaml_text
 from agent.config.model import ConfigError

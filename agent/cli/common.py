@@ -1,47 +1,38 @@
-"""What commands share: access to the agent, output, drawing again, completion."""
+"""What commands share: the connection to the agent, pods by their names, completion.
+
+A mistake of the user or an error of the agent becomes a `CommandError` with its exit code here.
+"""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
-from queue import Empty, SimpleQueue
-from threading import Thread
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
-import msgspec
 from click.shell_completion import CompletionItem, get_completion_class
 
 from agent.api.client import AgentClient, AgentError, Unreachable
 from agent.api.documents import (
     INVALID_MANIFEST,
     AdmissionDocument,
-    Document,
     ErrorBody,
-    EventDocument,
     FailedPodDocument,
     PodDocument,
     RemovalDocument,
-    encode,
 )
-from agent.cli.errors import CommandError, ExitCode, WrongFileError, reader_is_gone
-from agent.cli.options import DEFAULT_SOCKET, TIMEOUT, Output
+from agent.cli.errors import CommandError, ExitCode, WrongFileError
+from agent.cli.lines import moment
+from agent.cli.options import DEFAULT_SOCKET, TIMEOUT
 from agent.pods.model import full_name
-from agent.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from agent.api.documents import CordonDocument
 
     _Command = TypeVar("_Command", bound=Callable[..., object])
-    _Answer = TypeVar("_Answer", bound=Document)
 
-
-_T = TypeVar("_T")
 
 _CODES: Final = {
     "PodNotFound": ExitCode.NOT_FOUND,
@@ -119,11 +110,6 @@ def typed_name(pod: PodDocument | FailedPodDocument | AdmissionDocument | Remova
     return f"{pod.namespace}/{pod.name}" if pod.name else pod.uid
 
 
-def moment(seconds: float) -> str:
-    """Return a Unix time as text, in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
 def cordon_line(cordon: CordonDocument) -> str:
     """Return one cordon: what, since when, why."""
     parts = [
@@ -131,179 +117,6 @@ def cordon_line(cordon: CordonDocument) -> str:
     ]
     why = f": {cordon.reason}" if cordon.reason else ""
     return f"{' and '.join(parts)}, since {moment(cordon.since)}{why}"
-
-
-def warn(warnings: Iterable[str]) -> None:
-    """Print each warning on a separate line."""
-    for line in warnings:
-        say(f"numawarden: warning: {line}", err=True)
-
-
-def say(line: str, *, err: bool = False) -> None:
-    """Print a line, on standard error with `err`; what others chose in it cannot begin another."""
-    click.echo(printable(line), err=err)
-
-
-def print_answer(
-    answer: _Answer, output: Output, lines: Callable[[_Answer], Iterable[str]]
-) -> None:
-    """Print an answer of the agent: its document, or lines of text."""
-    if output.is_document:
-        print_document(answer, output)
-    else:
-        print_lines(lines(answer))
-
-
-def print_document(document: Document, output: Output) -> None:
-    """Print a document as the API sends it (indented JSON, or YAML)."""
-    print_encoded(encode(document), output)
-
-
-def print_encoded(text: bytes, output: Output) -> None:
-    """Print a JSON text: indented JSON, or YAML."""
-    if output is Output.YAML:
-        click.echo(yaml_of(msgspec.json.decode(text)), nl=False)
-    else:
-        click.echo(in_a_terminal(msgspec.json.format(text, indent=2)))
-
-
-def in_a_terminal(text: bytes) -> bytes:
-    r"""Return a JSON text in which control characters above U+007E are as `\u009b`, too."""
-    if text.isascii():
-        return text
-    kept = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text.decode())
-    return "".join(kept).encode()
-
-
-#: More characters than any line has; libyaml takes no number above 2^31.
-_WIDE: Final = 1 << 30
-
-
-def yaml_of(value: object) -> str:
-    """Return values as `json` reads them as a YAML text, keys in their order, no line broken."""
-    import yaml  # noqa: PLC0415  # 10 ms that no other form of output needs
-
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    return str(yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True, width=_WIDE))
-
-
-#: What needs attention at the beginning of a line: the answer no, a difference, a condition.
-_FIRST: Final = (
-    "rejected", "would reject", "invalid", "does not fit", "failed", "CONDITION", "DIFFERS",
-    "INTRUDES", "warning:", "not enforced:",
-    "not exclusive:",
-)  # fmt: skip
-#: And in its midst.
-_ANYWHERE: Final = ("NOT ENFORCED", "NOT-ENFORCED", "NOT EXCLUSIVE", "NOT-EXCLUSIVE", "NOT READY")
-
-
-def print_lines(lines: Iterable[str]) -> None:
-    """Print lines of text; on a terminal, what needs attention is red."""
-    coloured = has_colours()
-    for line in map(printable, lines):
-        click.echo(_coloured(line) if coloured else line)
-
-
-def has_colours() -> bool:
-    """Return whether standard output is a terminal with colours (https://no-color.org)."""
-    return (
-        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    )
-
-
-def _coloured(line: str) -> str:
-    body = line.lstrip(" ")
-    for words in _FIRST:
-        if f"{body} ".startswith(f"{words} "):
-            return line[: len(line) - len(body)] + _red(words) + body[len(words) :]
-    found = next((words for words in _ANYWHERE if words in line), None)
-    return line if found is None else line.replace(found, _red(found), 1)
-
-
-def _red(text: str) -> str:
-    return click.style(text, fg="red", bold=True)
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield a table as `kubectl get` prints one: columns apart by three blanks, `-` for nothing."""
-    filled = [list(header), *([cell or "-" for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*filled, strict=True)]
-    for row in filled:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "   ".join(cells).rstrip()
-
-
-#: Seconds after which is drawn again without an event: containers are found and memory is charged
-#: without one.
-REDRAW_SECONDS: Final = 5.0
-#: Home, and erase what was drawn (ECMA-48, CUP and ED).
-_CLEAR: Final = "\x1b[H\x1b[2J"
-_DRAWN: Final = frozenset({Output.TEXT, Output.TABLE, Output.WIDE})
-
-
-def draw_again(agent: AgentClient, draw: Callable[[], None], *, watch: bool) -> None:
-    """Draw once, or with `watch` again on every change; a terminal is cleared before."""
-    clear = watch and sys.stdout.isatty()
-
-    def cleared() -> None:
-        if clear:
-            click.echo(_CLEAR, nl=False)
-        draw()
-
-    cleared()
-    if watch:
-        for _ in until_unread(changes(agent.watch())):
-            cleared()
-        agent_ended()
-
-
-def until_unread(events: Iterable[_T]) -> Iterator[_T]:
-    """Yield events for as long as standard output has a reader."""
-    for event in events:
-        if reader_is_gone():
-            raise click.exceptions.Exit(ExitCode.OK)
-        yield event
-
-
-def agent_ended() -> None:
-    """Raise `CommandError`: what was to go on until interrupted has ended."""
-    message = "the agent ended; see 'systemctl status numawarden' and 'journalctl -u numawarden'"
-    raise CommandError(message, ExitCode.UNREACHABLE)
-
-
-def check_watch(output: Output, *, watch: bool) -> None:
-    """Raise `click.UsageError` for a form of output that is not drawn but printed once."""
-    if watch and output not in _DRAWN:
-        raise click.UsageError(f"--watch draws text; --output {output} is printed once")
-
-
-def changes(events: Iterable[EventDocument], seconds: float = REDRAW_SECONDS) -> Iterator[None]:
-    """Yield on events, once for all that are waiting, and after `seconds` without one.
-
-    Ends with the events; raises what they raise.
-    """
-    #: None for an event, and what ended them.
-    waiting: SimpleQueue[Exception | None] = SimpleQueue()
-
-    def collect() -> None:
-        try:
-            for _ in events:
-                waiting.put(None)
-        except Exception as error:  # noqa: BLE001  # raised below, where the events are waited for
-            waiting.put(error)
-        else:
-            waiting.put(StopIteration())
-
-    Thread(target=collect, daemon=True).start()
-    while True:
-        with suppress(Empty):
-            ended = waiting.get(timeout=seconds)
-            while ended is None:
-                ended = waiting.get_nowait()
-            if isinstance(ended, StopIteration):
-                return
-            raise ended
-        yield
 
 
 #: How long completion waits for the agent, in seconds: a user notices more.

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 import click
 from msgspec.structs import replace
 
-from agent.cli.common import say, warn
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import CONFIG_FILE, EXISTING_DIRECTORY, EXISTING_FILE, settings_option
+from agent.cli.output import say, warn
 from agent.cli.suggestions import CommandGroup
 from agent.config.load import (
     config_schema,

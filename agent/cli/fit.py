@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.common import agent_at, print_answer, say
+from agent.cli.common import agent_at
 from agent.cli.errors import ExitCode
 from agent.cli.manifests import ManifestText, for_each_manifest
 from agent.cli.options import Output, output_option, socket_option
-from agent.cli.pod_text import rejection_lines
+from agent.cli.output import print_answer, say
+from agent.cli.reason_text import rejection_lines
 from agent.cli.workloads import option_errors
 from agent.tools.run import check_amount, check_cpus, listed_amounts
 

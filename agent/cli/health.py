@@ -8,19 +8,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from agent.api.documents import EventDocument, FailedPodDocument, encode
-from agent.cli.common import (
-    agent_at,
-    agent_ended,
-    cordon_line,
-    in_a_terminal,
-    moment,
-    print_answer,
-    print_document,
-    say,
-    typed_name,
-    until_unread,
-)
+from agent.cli.common import agent_at, cordon_line, typed_name
 from agent.cli.errors import ExitCode, counted
+from agent.cli.lines import moment
 from agent.cli.options import (
     VERDICT_TIMEOUT,
     Output,
@@ -28,6 +18,8 @@ from agent.cli.options import (
     socket_option,
     socket_option_within,
 )
+from agent.cli.output import in_a_terminal, print_answer, print_document, say
+from agent.cli.watching import agent_ended, until_unread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

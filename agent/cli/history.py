@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.common import agent_at, complete_pods, moment, print_answer
+from agent.cli.common import agent_at, complete_pods
+from agent.cli.lines import labelled, moment
 from agent.cli.options import Output, output_option, socket_option
-from agent.cli.pod_text import given_lines
+from agent.cli.output import print_answer
+from agent.cli.resource_text import kubelet_container_lines
 from agent.config.kinds import seconds_of
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ def _entry_lines(entry: HistoryEntry) -> Iterator[str]:
     yield "  ".join(part for part in said if part.strip())
     for line in entry.message.splitlines():
         yield f"    {line}"
-    yield from (f"    {line}" for line in given_lines(entry.kubelet_devices))
+    yield from labelled("    ", kubelet_container_lines(entry.kubelet_devices))
     for difference in entry.differences:
         yield f"    {_difference(difference)}"
 

@@ -14,19 +14,7 @@ import click
 
 from agent.api.map import map_of_host
 from agent.api.topology import topology_view
-from agent.cli.common import (
-    agent_at,
-    check_watch,
-    complete_pods,
-    draw_again,
-    find_pod,
-    has_colours,
-    names_of,
-    print_document,
-    print_encoded,
-    print_lines,
-    warn,
-)
+from agent.cli.common import agent_at, complete_pods, find_pod, names_of
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import (
     Output,
@@ -35,6 +23,8 @@ from agent.cli.options import (
     socket_option,
     watch_option,
 )
+from agent.cli.output import has_colours, print_document, print_encoded, print_lines, warn
+from agent.cli.watching import check_watch, draw_again
 from agent.tools.map.owners import owner_lines
 from agent.tools.map.parts import painted, plain
 from agent.tools.map.text import MapLayout, map_lines

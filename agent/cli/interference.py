@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.common import agent_at, find_pod, pod_argument, print_answer, table
+from agent.cli.common import agent_at, find_pod, pod_argument
 from agent.cli.errors import CommandError, ExitCode
+from agent.cli.lines import table
 from agent.cli.options import DOCUMENT, Output, host_option, output_of, socket_option
+from agent.cli.output import print_answer
 from agent.cli.workloads import MOUNT_VARIABLE, check_real
 from agent.config.kinds import seconds_of
 from agent.reconcile.tasks import ExclusiveTerritory

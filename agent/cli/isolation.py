@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.cli.common import print_lines, table
 from agent.cli.errors import CommandError, ExitCode
+from agent.cli.lines import table
 from agent.cli.options import CONFIG_FILE, configuration_options
+from agent.cli.output import print_lines
 from agent.cli.suggestions import CommandGroup
 from agent.config.isolation import IsolationConfig
 from agent.config.load import load_config_file

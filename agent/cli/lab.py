@@ -19,8 +19,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from agent.api.client import AgentError
-from agent.cli.common import agent_at, moment
+from agent.cli.common import agent_at
 from agent.cli.errors import CommandError, ExitCode
+from agent.cli.lines import moment
 from agent.cli.options import socket_option
 from agent.tools.dashboard.saved import saved_answers, saved_page
 from agent.tools.dashboard.server import Dashboard, ServerLog, address_of, listen, new_token

@@ -13,9 +13,10 @@ from agent.api.documents import (
     DrainDocument,
     DrainedPodDocument,
 )
-from agent.cli.common import agent_at, asked_agent, cordon_line, print_answer
+from agent.cli.common import agent_at, asked_agent, cordon_line
 from agent.cli.errors import ExitCode
 from agent.cli.options import Output, output_option, socket_option
+from agent.cli.output import print_answer
 from agent.pods.model import full_name
 from sysfs.mask import Mask
 

@@ -20,25 +20,21 @@ from agent.api.documents import (
     PodListDocument,
     RemovalDocument,
 )
+from agent.cli.admission_text import admission_lines, failed_lines
 from agent.cli.common import (
     agent_at,
-    check_watch,
     complete_containers,
     container_argument,
-    draw_again,
     find_pod,
     names_of,
     one_pod,
     pod_argument,
     pods_argument,
-    print_answer,
-    print_lines,
-    say,
     typed_name,
     unknown_pod,
-    warn,
 )
 from agent.cli.errors import CommandError, ExitCode
+from agent.cli.list_text import list_lines, list_table
 from agent.cli.manifests import ManifestText, for_each_manifest
 from agent.cli.options import (
     DOCUMENT,
@@ -50,18 +46,10 @@ from agent.cli.options import (
     socket_option,
     watch_option,
 )
-from agent.cli.pod_text import (
-    Tool,
-    admission_lines,
-    arguments,
-    difference_lines,
-    failed_lines,
-    list_lines,
-    list_table,
-    pod_lines,
-    remarks,
-    start_lines,
-)
+from agent.cli.output import print_answer, print_lines, say, warn
+from agent.cli.pod_text import difference_lines, enforcement_lines, pod_lines
+from agent.cli.start_arguments import Tool, start_arguments, start_lines
+from agent.cli.watching import check_watch, draw_again
 from agent.pods.model import name_and_uid
 
 if TYPE_CHECKING:
@@ -173,7 +161,7 @@ def remove(pods: tuple[str, ...], output: Output, socket_path: str) -> int:
         yield f"removed {name_and_uid(answer)}"
         notes = tuple(note for note in answer.enforcement.notes if note not in printed)
         printed.update(notes)
-        yield from remarks(replace(answer.enforcement, notes=notes))
+        yield from enforcement_lines(replace(answer.enforcement, notes=notes))
 
     with agent_at(socket_path) as agent:
         admitted = agent.pods()
@@ -289,7 +277,7 @@ def bind(
         uid = find_pod(agent, pod).uid
         answer = agent.bind(uid, container, BindRequest(cgroup=cgroup, pid=pid))
     done = f"bound {answer.container} of {pod} to {answer.cgroup}"
-    print_answer(answer, output, lambda bound: (done, *remarks(bound.enforcement)))
+    print_answer(answer, output, lambda bound: (done, *enforcement_lines(bound.enforcement)))
     return _enforcement_code(answer.enforcement)
 
 
@@ -306,7 +294,7 @@ def unbind(pod: str, container: str, output: Output, socket_path: str) -> int:
     with agent_at(socket_path) as agent:
         answer = agent.unbind(find_pod(agent, pod).uid, container)
     done = f"unbound {answer.container} of {pod} from {answer.cgroup}"
-    print_answer(answer, output, lambda unbound: (done, *remarks(unbound.enforcement)))
+    print_answer(answer, output, lambda unbound: (done, *enforcement_lines(unbound.enforcement)))
     return _enforcement_code(answer.enforcement)
 
 
@@ -338,7 +326,7 @@ def _arguments(tool: str, pod: PodDocument, named: str | None) -> str:
         raise CommandError(f"no container is called {named!r}; known: {names}", ExitCode.NOT_FOUND)
     if len(chosen) > 1:
         raise click.UsageError(f"name one of the containers with --container: {names}")
-    return shlex.join(arguments(Tool(tool), pod, chosen[0]))
+    return shlex.join(start_arguments(Tool(tool), pod, chosen[0]))
 
 
 def _failed(agent: AgentClient, named: str) -> FailedPodDocument | None:

@@ -10,9 +10,9 @@ import click
 from msgspec import Struct
 
 from agent import __version__
-from agent.cli.common import say, warn
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import EXISTING_DIRECTORY, configuration_options
+from agent.cli.output import say, warn
 from agent.cli.suggestions import CommandGroup
 from agent.config.load import load_config_file
 from agent.config.resolve import resolve

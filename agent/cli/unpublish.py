@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.cli.common import say
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import configuration_options
+from agent.cli.output import say
 from agent.cluster.api_server import (
     AccessError,
     ApiServer,

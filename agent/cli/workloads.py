@@ -12,10 +12,12 @@ from uuid import uuid4
 import click
 
 from agent.api.documents import BindRequest, PodDocument
-from agent.cli.common import agent_at, say, warn
+from agent.cli.admission_text import admission_lines
+from agent.cli.common import agent_at
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import require_option, socket_option
-from agent.cli.pod_text import admission_lines, allocation_lines
+from agent.cli.output import say, warn
+from agent.cli.pod_text import allocation_lines
 from agent.tools.run import (
     CONTAINER,
     Amounts,

@@ -14,7 +14,9 @@ from msgspec.structs import replace
 from agent.api.documents import KernelDocument, MemoryDocument, PodDocument, PodListDocument
 from agent.api.views import pod_document
 from agent.cli.errors import CommandError, ExitCode
-from agent.cli.pod_text import Tool, arguments, list_lines, pod_lines, start_lines
+from agent.cli.list_text import list_lines
+from agent.cli.pod_text import pod_lines
+from agent.cli.start_arguments import Tool, start_arguments, start_lines
 from agent.devices.cdi import device_names
 from agent.managers.allocation import NOTHING, Delivery, DeviceNode, Isolation, Mount
 from sysfs.mask import Mask
@@ -38,7 +40,7 @@ def given_by(
     tool: Tool, delivery: Delivery, *, driver: str = "systemd", cdi: bool = False
 ) -> list[str]:
     found = document(delivery, driver=driver, cdi=cdi)
-    return arguments(tool, found, found.containers[0])
+    return start_arguments(tool, found, found.containers[0])
 
 
 OWN = ["--cpuset-cpus=1-2,17-18", "--cpuset-mems=0"]
@@ -64,7 +66,7 @@ def test_a_container_begins_on_its_own_cpus_and_not_on_those_of_its_pod(
     container = replace(found.containers[0], isolation=isolation, cpus="1-2,17-18", mems="0")
     anywhere = replace(container, mems=None)
     for each, sets in ((container, given), (anywhere, given[:1])):
-        told = arguments(tool, replace(found, containers=(each,)), each)
+        told = start_arguments(tool, replace(found, containers=(each,)), each)
         assert [text for text in told if "cpuset" in text or "Allowed" in text] == sets
 
 
@@ -73,8 +75,8 @@ def test_a_container_that_shares_begins_on_the_nodes_pool_beside_an_exclusive_si
     sharing = replace(found.containers[0], isolation=Isolation.HOST, cpus="0,3-31")
     sibling = replace(sharing, name="db", isolation=Isolation.CONTAINER, cpus="1-2")
     mixed, alone = (replace(found, containers=each) for each in ((sibling, sharing), (sharing,)))
-    assert arguments(Tool.PODMAN, mixed, sharing)[-1] == "--cpuset-cpus=0,3-31"
-    assert arguments(Tool.PODMAN, alone, sharing) == [f"--cgroup-parent={SLICE}"]
+    assert start_arguments(Tool.PODMAN, mixed, sharing)[-1] == "--cpuset-cpus=0,3-31"
+    assert start_arguments(Tool.PODMAN, alone, sharing) == [f"--cgroup-parent={SLICE}"]
 
 
 @pytest.mark.parametrize("tool", Tool)
@@ -142,7 +144,7 @@ def test_what_a_tool_cannot_give_is_an_error(
 def test_a_pod_whose_cgroup_was_not_found_gets_no_arguments(tool: Tool) -> None:
     found = pod_document(pod(main=DELIVERY), Mask.of(0))
     with pytest.raises(CommandError, match="was not found") as raised:
-        arguments(tool, found, found.containers[0])
+        start_arguments(tool, found, found.containers[0])
     assert raised.value.code is ExitCode.NOT_ENFORCED
 
 

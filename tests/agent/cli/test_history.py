@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import yaml
 
 from agent.api.documents import DriftDocument, HistoryDocument, HistoryEntry, RequesterDocument
-from agent.cli.common import print_answer
 from agent.cli.history import history_lines
 from agent.cli.options import Output
+from agent.cli.output import print_answer
 from cgroupfs.state import Writer
 from tests.agent.server.support import UID, manifest
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.api.map import map_of_allocations
-from agent.cli import common
+from agent.cli import watching
 from agent.cli.errors import ExitCode
 from agent.cli.host import draw_map
 from sysfs.described import regular_host
@@ -63,12 +63,12 @@ def test_watching_draws_again_on_every_change_until_it_is_interrupted(
     def interrupting(_: object) -> Iterator[None]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(common, "changes", once)
+    monkeypatch.setattr(watching, "changes", once)
     code, out, _ = shell.run("map", "-w")
     assert code == ExitCode.UNREACHABLE  # the events ended
     before, after = [part for part in out.split("16 CPUs (16 online)") if part]
     assert ("shop/web" in before, "shop/web" in after) == (True, False)
-    monkeypatch.setattr(common, "changes", interrupting)
+    monkeypatch.setattr(watching, "changes", interrupting)
     code, out, _ = shell.run("map", "--watch")
     assert (code, out.count("16 CPUs (16 online)")) == (ExitCode.INTERRUPTED, 1)
 
@@ -84,7 +84,7 @@ def test_a_terminal_has_colours_and_its_width_and_is_cleared_before_it_is_drawn_
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[36mA\x1b[0m" in shell.run("map")[1]
-    monkeypatch.setattr(common, "changes", lambda _: iter([None]))
+    monkeypatch.setattr(watching, "changes", lambda _: iter([None]))
     assert shell.run("map", "-w")[1].count("\x1b[H\x1b[2J") == 2
     monkeypatch.setenv("NO_COLOR", "1")
     narrow = shell.run("map")[1]

@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 
 from agent.api.client import AgentClient, Unreachable
 from agent.api.documents import EventDocument
-from agent.cli import common
-from agent.cli.common import changes, print_lines, table, yaml_of
+from agent.cli import watching
 from agent.cli.errors import ExitCode
+from agent.cli.lines import table
 from agent.cli.main import numawarden
 from agent.cli.options import DOCUMENT
+from agent.cli.output import print_lines, yaml_of
+from agent.cli.watching import changes
 from tests.agent.server.support import OTHER_UID, PATIENCE, UID, manifest
 
 if TYPE_CHECKING:
@@ -113,7 +115,7 @@ def test_watching_a_list_draws_it_again(
 
     for each in (manifest(), manifest("other", OTHER_UID)):
         agent.client.admit(each)
-    monkeypatch.setattr(common, "changes", once)
+    monkeypatch.setattr(watching, "changes", once)
     code, out, _ = shell.run("list", "-w", "-o", "wide")
     assert code == ExitCode.UNREACHABLE  # the events ended
     drawn = [line.split()[0] for line in out.splitlines()]

@@ -17,13 +17,9 @@ from agent.api.documents import (
     PodListDocument,
 )
 from agent.api.views import pod_document
-from agent.cli.pod_text import (
-    admission_lines,
-    difference_lines,
-    list_lines,
-    list_table,
-    pod_lines,
-)
+from agent.cli.admission_text import admission_lines
+from agent.cli.list_text import list_lines, list_table
+from agent.cli.pod_text import difference_lines, pod_lines
 from agent.managers.admission import admit
 from agent.managers.allocation import API, Origin, Source
 from agent.managers.device.kubelet import KUBELET_DEVICES

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.api.client import AgentError
-from agent.cli.common import yaml_of
 from agent.cli.errors import ExitCode
+from agent.cli.output import yaml_of
 from agent.reconcile.report import EnforcementReport
 from tests.agent.cli.shell import Shell, in_background
 from tests.agent.reconcile.pods import unenforced

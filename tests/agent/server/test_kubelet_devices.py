@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from agent.api.documents import FailedPodDocument, HistoryDocument
 from agent.api.map import MapOwnerDocument
+from agent.cli.admission_text import admission_lines, failed_lines
 from agent.cli.history import history_lines
-from agent.cli.pod_text import admission_lines, failed_lines
 from agent.cluster.kubelet.devices import KubeletDevices
 from agent.config.model import BesideKubeletConfig, PodResourcesConfig
 from agent.managers.allocation import API, KUBELET, Source

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.api.documents import PodListDocument
-from agent.cli.pod_text import list_lines, list_table, pod_lines
+from agent.cli.list_text import list_lines, list_table
+from agent.cli.pod_text import pod_lines
 from agent.reconcile.backoff import AT_ONCE
 from agent.reconcile.tasks import Task
 from agent.server.conditions import ConditionType

@@ -16,7 +16,7 @@ import msgspec
 from agent.api.documents import KernelDocument, PodDocument
 from agent.api.views import pod_document
 from agent.cli.errors import CommandError
-from agent.cli.pod_text import Tool, arguments
+from agent.cli.start_arguments import Tool, start_arguments
 from agent.devices.cdi import CdiFiles, checked
 from agent.managers.allocation import (
     ContainerAllocation,
@@ -54,7 +54,7 @@ def main(directory: str, cgroup: str) -> int:
 def _arguments(tool: Tool, pod: PodDocument) -> list[str] | str:
     """Return the arguments, or why the tool has none."""
     try:
-        return arguments(tool, pod, pod.containers[0])
+        return start_arguments(tool, pod, pod.containers[0])
     except CommandError as error:
         return str(error)
 
