@@ -15,9 +15,10 @@ from msgspec import field
 from msgspec.structs import asdict
 
 from agent.managers.advice import Advice  # noqa: TC001 - same
-from agent.managers.allocation import KUBELET, NOTHING, Delivery
+from agent.managers.allocation import KUBELET
 from agent.managers.amounts import FreeCpus  # noqa: TC001 - same
 from agent.managers.decision import Shortage  # noqa: TC001 - same
+from agent.managers.delivery import NOTHING, Delivery
 from agent.managers.violations import Violation  # noqa: TC001 - same
 from agent.values import plain
 from agent.yaml import Mistake  # noqa: TC001 - same

@@ -21,7 +21,8 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.managers.allocation import ContainerAllocation, Cordons, MemoryBlock, PodAllocation
+    from agent.managers.allocation import ContainerAllocation, MemoryBlock, PodAllocation
+    from agent.managers.cordons import Cordons
     from agent.managers.decision import Decision, Eligibility, Rejection, Trace
     from agent.managers.device.kubelet import KubeletListing
     from agent.managers.policy import Policy

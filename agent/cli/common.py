@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from agent.api.documents import CordonDocument
 
     _Command = TypeVar("_Command", bound=Callable[..., object])
+    _T = TypeVar("_T")
 
 
 _CODES: Final = {

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agent.api.documents import DeliveryDocument, HintDocument, MemoryDocument
-    from agent.managers.allocation import DeviceNode, Mount
+    from agent.managers.delivery import DeviceNode, Mount
 
 
 def nodes_text(nodes: str | None) -> str:

@@ -20,7 +20,7 @@ from agent.pods.model import full_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.managers.allocation import DeviceNode
+    from agent.managers.delivery import DeviceNode
 
 _SLICE: Final = ".slice"
 #: What systemd accepts as the name of a variable (systemd.exec(5), Environment=).

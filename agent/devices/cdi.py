@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from agent.managers.allocation import Delivery, DeviceNode, Mount, PodAllocation
+    from agent.managers.allocation import PodAllocation
+    from agent.managers.delivery import Delivery, DeviceNode, Mount
 
 
 KIND: Final = "numawarden.dev/pod"

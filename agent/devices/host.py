@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from agent.config.devices import HostDeviceClass, criteria_text, variable_part
 from agent.devices.provider import DeviceError, Offer
-from agent.managers.allocation import Delivery, DeviceNode
+from agent.managers.delivery import Delivery, DeviceNode
 from agent.managers.policy import PluginDevice
 from agent.progress import uncancelled
 from sysfs.devices import Functions, read_functions

@@ -23,7 +23,7 @@ from agent.devices.plugin_limits import (
     MOST_DEVICES,
     NUMA_NODES,
 )
-from agent.managers.allocation import Delivery, DeviceNode, Mount
+from agent.managers.delivery import Delivery, DeviceNode, Mount
 from agent.managers.policy import PluginDevice
 from agent.rpc import V1BETA1
 from agent.yaml import shown

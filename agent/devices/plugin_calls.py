@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from agent.devices.plugin_limits import Deadlines, Measure
     from agent.devices.registration import Registrant
-    from agent.managers.allocation import Delivery
+    from agent.managers.delivery import Delivery
     from agent.rpc import Message, MessageClass, SocketClient
 
     Call: TypeAlias = Callable[[str, Message, MessageClass, float], Awaitable[bytes]]

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from agent.devices.plugin_limits import Measure
     from agent.devices.plugin_registry import Watch
     from agent.devices.registration import Registrant
-    from agent.managers.allocation import Delivery
+    from agent.managers.delivery import Delivery
     from agent.managers.policy import PluginDevice
     from agent.rpc import Message, SocketClient
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping
 
-    from agent.managers.allocation import Delivery
+    from agent.managers.delivery import Delivery
     from agent.managers.policy import PluginDevice
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from agent.config.devices import variable_part
 from agent.devices.cdi import checked
 from agent.devices.provider import DeviceError, Offer
-from agent.managers.allocation import Delivery, conflicts, merged
+from agent.managers.delivery import Delivery, conflicts, merged
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:

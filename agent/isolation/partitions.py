@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from agent.isolation.originals import Custody
     from agent.isolation.places import HostPlaces
-    from agent.managers.allocation import Binding, PodAllocation
+    from agent.managers.allocation import PodAllocation
+    from agent.managers.bindings import Binding
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.managers.allocation import NO_BINDINGS, Binding, Bindings
+from agent.managers.bindings import NO_BINDINGS, Binding, Bindings
 from agent.pods.model import full_name
 from agent.reconcile.placement import pod_cgroup
 from agent.reconcile.report import BindingError

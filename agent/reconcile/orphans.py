@@ -20,7 +20,8 @@ from cgroupfs.tree import is_within, join
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from agent.managers.allocation import Bindings, PodAllocation
+    from agent.managers.allocation import PodAllocation
+    from agent.managers.bindings import Bindings
     from agent.managers.ledger import Ledger
     from cgroupfs.names import Layout
     from cgroupfs.tree import CgroupTree

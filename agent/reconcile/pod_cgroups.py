@@ -23,7 +23,8 @@ from cgroupfs.tree import is_within
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.managers.allocation import Bindings, PodAllocation
+    from agent.managers.allocation import PodAllocation
+    from agent.managers.bindings import Bindings
     from agent.managers.ledger import Ledger
     from agent.reconcile.orphans import OrphanedCgroup
     from agent.reconcile.scope import AffectedPods

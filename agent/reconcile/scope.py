@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from collections.abc import Set as AbstractSet
 
-    from agent.managers.allocation import Binding, Bindings, PodAllocation
+    from agent.managers.allocation import PodAllocation
+    from agent.managers.bindings import Binding, Bindings
     from agent.reconcile.pod_classes import PodClasses
     from agent.reconcile.target import Desired
     from sysfs.mask import Mask

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.managers.allocation import NO_BINDINGS, Isolation
+from agent.managers.allocation import Isolation
+from agent.managers.bindings import NO_BINDINGS
 from agent.managers.ledger import Taken, differences
 from agent.managers.violations import ADMIT_AGAIN
 from agent.pods.model import CPU
@@ -22,12 +23,8 @@ from sysfs.mask import EMPTY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from agent.managers.allocation import (
-        Bindings,
-        ContainerAllocation,
-        MemoryBlock,
-        PodAllocation,
-    )
+    from agent.managers.allocation import ContainerAllocation, MemoryBlock, PodAllocation
+    from agent.managers.bindings import Bindings
     from agent.managers.ledger import Ledger
     from sysfs.host import Host, WithheldCpus
     from sysfs.mask import Mask

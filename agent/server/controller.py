@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         ReconcileDocument,
         VerificationDocument,
     )
-    from agent.managers.allocation import Binding, Bindings
+    from agent.managers.bindings import Binding, Bindings
     from agent.managers.violations import Violation
     from agent.pods.model import Pod
     from agent.reconcile.report import EnforcementReport, PlannedChange

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
     from agent.api.documents import BindRequest, KernelDocument, VerificationDocument
     from agent.isolation.host import HostIsolation
-    from agent.managers.allocation import Binding, PodAllocation
+    from agent.managers.allocation import PodAllocation
+    from agent.managers.bindings import Binding
     from agent.reconcile.assigned import AssignedFiles
     from agent.reconcile.drivers import UnitState
     from agent.reconcile.enforcer import Enforcer

@@ -19,8 +19,8 @@ from agent.api.documents import (
     DrainedPodDocument,
 )
 from agent.api.views import cordon_documents
-from agent.managers.allocation import CordonEntry
 from agent.managers.capacity import free_cpus, nodes_of
+from agent.managers.cordons import CordonEntry
 from agent.managers.cpu.manager import exclusive_cpus, shared_pool, uncordoned_shared_cpus
 from agent.managers.drain import drain, used
 from agent.managers.policy import Cordon
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.api.documents import CordonRequest
-    from agent.managers.allocation import Cordons
+    from agent.managers.cordons import Cordons
     from agent.managers.drain import Drain, DrainedPod
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy

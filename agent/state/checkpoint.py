@@ -27,14 +27,9 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from agent.config.model import CPU_OPTIONS, GATES, PREFER_CLOSEST, option_is_on
-from agent.managers.allocation import (
-    NO_BINDINGS,
-    NO_CORDONS,
-    Bindings,
-    Cordons,
-    PodAllocation,  # msgspec reads it
-    Source,  # msgspec reads it at run time
-)
+from agent.managers.allocation import PodAllocation, Source  # noqa: TC001  # msgspec reads
+from agent.managers.bindings import NO_BINDINGS, Bindings
+from agent.managers.cordons import NO_CORDONS, Cordons
 from agent.managers.ledger import Ledger
 from agent.managers.memory.state import NodeMemory, memory_charge
 from agent.managers.policy import IsolationMode

@@ -26,7 +26,7 @@ from tests.fakes.devices import FakeProvider
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping
 
-    from agent.managers.allocation import Delivery
+    from agent.managers.delivery import Delivery
     from agent.pods.model import Pod
 
 #: What may be asked for. A pod that is small, takes half of a node, or fits nowhere; that replaces

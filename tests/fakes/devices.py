@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from agent.devices.provider import DeviceError, Offer
-from agent.managers.allocation import Delivery
+from agent.managers.delivery import Delivery
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

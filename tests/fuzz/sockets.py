@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from random import Random
 
-    from agent.managers.allocation import Bindings
+    from agent.managers.bindings import Bindings
     from tests.agent.server.support import Running, World
     from tests.fuzz.target import Check
 

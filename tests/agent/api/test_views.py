@@ -2,16 +2,9 @@ from __future__ import annotations
 
 from agent.api import views
 from agent.api.documents import DeliveryDocument, KernelDocument
-from agent.managers.allocation import (
-    ContainerAllocation,
-    Delivery,
-    DeviceNode,
-    Isolation,
-    MemoryBlock,
-    Mount,
-    PodAllocation,
-)
+from agent.managers.allocation import ContainerAllocation, Isolation, MemoryBlock, PodAllocation
 from agent.managers.decision import Decision, HintTrace
+from agent.managers.delivery import Delivery, DeviceNode, Mount
 from agent.managers.ledger import Ledger
 from agent.managers.topology.hint import Hint
 from agent.pods.model import ContainerKind, QosClass

@@ -18,7 +18,8 @@ from agent.cli.list_text import list_lines
 from agent.cli.pod_text import pod_lines
 from agent.cli.start_arguments import Tool, start_arguments, start_lines
 from agent.devices.cdi import device_names
-from agent.managers.allocation import NOTHING, Delivery, DeviceNode, Isolation, Mount
+from agent.managers.allocation import Isolation
+from agent.managers.delivery import NOTHING, Delivery, DeviceNode, Mount
 from sysfs.mask import Mask
 from tests.agent.devices.pods import DELIVERIES, DELIVERY, UID, pod
 

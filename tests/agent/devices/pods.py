@@ -6,13 +6,8 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from agent.managers.allocation import (
-    ContainerAllocation,
-    Delivery,
-    DeviceNode,
-    Mount,
-    PodAllocation,
-)
+from agent.managers.allocation import ContainerAllocation, PodAllocation
+from agent.managers.delivery import Delivery, DeviceNode, Mount
 from agent.pods.model import ContainerKind, QosClass
 from tests.strategies import built
 

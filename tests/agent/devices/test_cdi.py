@@ -25,7 +25,7 @@ from agent.devices.cdi import (
     specification,
     validate,
 )
-from agent.managers.allocation import NOTHING, Delivery, DeviceNode
+from agent.managers.delivery import NOTHING, Delivery, DeviceNode
 from tests.agent.devices.pods import DELIVERIES, DELIVERY, NAMES, UID, UIDS, pod
 
 ENV = ContainerEdits(env=("A=1",))

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.devices.cdi import CdiFiles, specification
-from agent.managers.allocation import NOTHING, Delivery
+from agent.managers.delivery import NOTHING, Delivery
 from tests.agent.devices.pods import DELIVERY, UID, pod
 
 if TYPE_CHECKING:

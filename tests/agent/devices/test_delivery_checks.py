@@ -7,7 +7,7 @@ from hypothesis import given
 
 from agent.devices.cdi import LARGEST, checked, delivery_faults
 from agent.devices.provider import DeviceError
-from agent.managers.allocation import NOTHING, Delivery, DeviceNode, Mount
+from agent.managers.delivery import NOTHING, Delivery, DeviceNode, Mount
 from tests.agent.devices.pods import DELIVERIES, DELIVERY
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent.config.devices import HostDeviceClass
 from agent.devices.host import Selection, deliver, remembering, select
-from agent.managers.allocation import DeviceNode
+from agent.managers.delivery import DeviceNode
 from sysfs.devices import DeviceFunction, Functions, read_functions
 from sysfs.files import SysfsTree
 from sysfs.host import Device

@@ -10,15 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.devices.providers import DeliveryError, Providers, allocated_nodes, variable_of
-from agent.managers.allocation import (
-    ContainerAllocation,
-    Delivery,
-    Mount,
-    PodAllocation,
-    conflicts,
-    merged,
-)
+from agent.managers.allocation import ContainerAllocation, PodAllocation
 from agent.managers.decision import Question
+from agent.managers.delivery import Delivery, Mount, conflicts, merged
 from agent.managers.policy import PluginDevice
 from agent.pods.model import ContainerKind, QosClass
 from tests.fakes.devices import FakeProvider

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agent.config.isolation import IsolationConfig, PartitionMode
 from agent.isolation.originals import Originals
-from agent.managers.allocation import Binding, Bindings
+from agent.managers.bindings import Binding, Bindings
 from agent.pods.model import PARTITION, QosClass
 from agent.reconcile.desired import DesiredCgroup, Role, with_partitions
 from agent.reconcile.diff import Cause

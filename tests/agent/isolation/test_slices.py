@@ -526,7 +526,7 @@ def test_a_unit_whose_own_set_has_exclusive_cpus_is_a_condition_that_names_it(
 
 
 def test_a_unit_inside_that_has_exclusive_cpus_keeps_them_and_that_is_noted(tmp_path: Path) -> None:
-    from agent.managers.allocation import Binding, Bindings  # noqa: PLC0415
+    from agent.managers.bindings import Binding, Bindings  # noqa: PLC0415
 
     machine = Machine(tmp_path, Driver.CGROUPFS)
     machine.kernel.write("system.slice", "cgroup.subtree_control", "+cpuset +cpu")

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.managers.allocation import NO_BINDINGS, Binding, Bindings
+from agent.managers.bindings import NO_BINDINGS, Binding, Bindings
 from tests.agent.reconcile.pods import on_host, pod
 
 few = st.sampled_from(["a", "b", "c"])

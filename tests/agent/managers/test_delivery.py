@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.managers.allocation import NOTHING, Delivery, DeviceNode, Mount, merged
+from agent.managers.delivery import NOTHING, Delivery, DeviceNode, Mount, merged
 
 
 def test_nothing_delivered_is_nothing() -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.managers.allocation import Binding, Bindings
+from agent.managers.bindings import Binding, Bindings
 from agent.pods.model import QosClass
 from agent.reconcile.pod_classes import NO_PODS
 from agent.reconcile.scope import AffectedPods, scope_of

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.managers.allocation import Binding, Bindings
+from agent.managers.bindings import Binding, Bindings
 from agent.reconcile.binding import OtherBindings, cgroup_named, cgroup_of_pid, make_binding
 from agent.reconcile.report import BindingError
 from cgroupfs.names import Driver

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.managers.allocation import NO_BINDINGS, Binding, Bindings
+from agent.managers.bindings import NO_BINDINGS, Binding, Bindings
 from agent.reconcile.drivers import inhabited
 from agent.reconcile.identify import (
     IdentifiedBy,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent.managers.allocation import Binding
+from agent.managers.bindings import Binding
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.reconcile.target import Desired
 from cgroupfs.names import Driver

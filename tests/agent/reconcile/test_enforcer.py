@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.allocation import Binding, Bindings, ContainerAllocation, Isolation
+from agent.managers.allocation import ContainerAllocation, Isolation
+from agent.managers.bindings import Binding, Bindings
 from agent.pods.model import ContainerKind, QosClass
 from agent.reconcile.desired import DesiredCgroup, Role, desired_cgroups, no_partitions
 from agent.reconcile.diff import Cause

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.api.documents import BindRequest
-from agent.managers.allocation import Binding, Origin
+from agent.managers.allocation import Origin
+from agent.managers.bindings import Binding
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
 from agent.managers.metrics import TOPOLOGY_ADMISSION_REQUESTS

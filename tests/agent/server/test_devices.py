@@ -10,7 +10,7 @@ import pytest
 
 from agent.config.model import Config
 from agent.devices.provider import Offer
-from agent.managers.allocation import Delivery, DeviceNode
+from agent.managers.delivery import Delivery, DeviceNode
 from agent.managers.policy import PluginDevice
 from agent.server.configured import situate
 from agent.state.store import peek

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.api.documents import BindRequest
-from agent.managers.allocation import NO_BINDINGS, ContainerAllocation, Isolation, PodAllocation
+from agent.managers.allocation import ContainerAllocation, Isolation, PodAllocation
+from agent.managers.bindings import NO_BINDINGS
 from agent.pods.model import ContainerKind, QosClass
 from agent.reconcile.report import BindingError, count_causes
 from agent.reconcile.start_checks import make_enforcer, make_layout

@@ -22,7 +22,7 @@ from tests.fakes.devices import FakeProvider
 
 if TYPE_CHECKING:
     from agent.api.documents import AdmissionDocument
-    from agent.managers.allocation import Delivery
+    from agent.managers.delivery import Delivery
     from agent.server.controller import Controller
     from tests.agent.server.support import Running, World
 

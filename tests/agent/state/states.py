@@ -9,21 +9,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.allocation import (
-    Binding,
-    Bindings,
     ContainerAllocation,
-    CordonEntry,
-    Cordons,
     CpuLimits,
-    Delivery,
-    DeviceNode,
     Isolation,
     MemoryBlock,
-    Mount,
     Origin,
     PodAllocation,
     Source,
 )
+from agent.managers.bindings import Binding, Bindings
+from agent.managers.cordons import CordonEntry, Cordons
+from agent.managers.delivery import Delivery, DeviceNode, Mount
 from agent.managers.memory.state import NodeMemory
 from agent.managers.policy import Cordon
 from agent.managers.topology.hint import Hint

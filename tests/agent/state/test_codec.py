@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from agent.managers.allocation import API, NO_BINDINGS, ContainerAllocation, PodAllocation
+from agent.managers.allocation import API, ContainerAllocation, PodAllocation
+from agent.managers.bindings import NO_BINDINGS
 from agent.pods.model import ContainerKind, QosClass
 from agent.state import checkpoint as codec
 from agent.state.checkpoint import (

@@ -18,13 +18,8 @@ from agent.api.views import pod_document
 from agent.cli.errors import CommandError
 from agent.cli.start_arguments import Tool, start_arguments
 from agent.devices.cdi import CdiFiles, checked
-from agent.managers.allocation import (
-    ContainerAllocation,
-    Delivery,
-    DeviceNode,
-    Mount,
-    PodAllocation,
-)
+from agent.managers.allocation import ContainerAllocation, PodAllocation
+from agent.managers.delivery import Delivery, DeviceNode, Mount
 from agent.pods.model import ContainerKind, QosClass
 from sysfs.mask import Mask
 

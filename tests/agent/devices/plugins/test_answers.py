@@ -13,7 +13,7 @@ from agent.devices.lists import (
     read_preference,
 )
 from agent.devices.plugin_limits import LONGEST_ANSWER
-from agent.managers.allocation import Delivery, DeviceNode, Mount
+from agent.managers.delivery import Delivery, DeviceNode, Mount
 from tests.fakes.device_plugin import encoded
 
 FOUR = frozenset("abcd")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.devices.provider import DeviceError
-from agent.managers.allocation import Delivery, DeviceNode, Mount
+from agent.managers.delivery import Delivery, DeviceNode, Mount
 from agent.managers.policy import PluginDevice
 from sysfs.mask import Mask
 from tests.agent.devices.plugins.support import GPU, served
