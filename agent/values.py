@@ -1,4 +1,4 @@
-"""What values have that are saved or sent as they are: one type from the decision to the file.
+"""What values have that are saved, sent or chosen: one type from the decision to the file.
 
 msgspec reads the annotations of their fields at run time, so the types in these are imported at run
 time too.
@@ -7,7 +7,8 @@ time too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, TypeAlias
+from enum import StrEnum
+from typing import Annotated, Self, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -24,6 +25,20 @@ class Saved(Struct, frozen=True, rename="camel", omit_defaults=True):
 
     A new field needs a default: files that were saved before do not have it.
     """
+
+
+class KeyChoice(StrEnum):
+    """Base of the values that a key lets choose from: each member is a name and its meaning."""
+
+    #: For the page of the configuration; "" where the name is enough.
+    meaning: str
+
+    def __new__(cls, name: str, meaning: str = "") -> Self:
+        """Make a member; a call with a name alone looks the member up."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.meaning = meaning
+        return member
 
 
 def plain(value: object) -> object:

@@ -10,7 +10,8 @@ import click
 from agent.api.documents import ConfigurationDocument
 from agent.cli.errors import CommandError, ExitCode, text_of
 from agent.cli.options import configuration_options
-from agent.config.load import config_keys, load_config
+from agent.config.document import config_keys
+from agent.config.load import load_config
 from agent.files import UntrustedPathError, read_trusted
 from agent.server.memory import as_if_missing, collector_at_rest
 from agent.yaml import DEFAULT_MAX_BYTES
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from agent.config.model import BesideKubeletConfig, Config
+    from agent.config.cluster import BesideKubeletConfig
+    from agent.config.model import Config
     from agent.server.wiring import Fakes
 
 #: The mode of the directories that the kubelet makes for itself.
@@ -66,7 +68,7 @@ def run(
 
 def _make_directories(kubelet: BesideKubeletConfig) -> None:
     """Make what a kubelet would make at its start, with its mode, where the agent is its plugin."""
-    if not (kubelet.enabled and kubelet.exclusive_resource):
+    if not kubelet.registered_resource:
         return
     try:
         for directory in (kubelet.directory, kubelet.plugin_directory):

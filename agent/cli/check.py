@@ -23,7 +23,8 @@ from agent.cli.errors import CommandError, ExitCode, counted, text_of
 from agent.cli.options import VERDICT_TIMEOUT, Output, output_option, socket_option_within
 from agent.cli.output import print_answer
 from agent.cli.verification import verification_lines
-from agent.config.load import config_keys, differing_keys, load_config_file, yaml_text
+from agent.config.document import config_keys, differing_keys, yaml_text
+from agent.config.load import load_config_file
 from agent.config.model import ConfigError
 
 if TYPE_CHECKING:

@@ -15,22 +15,17 @@ from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import CONFIG_FILE, EXISTING_DIRECTORY, EXISTING_FILE, settings_option
 from agent.cli.output import say, warn
 from agent.cli.suggestions import CommandGroup
-from agent.config.load import (
-    config_schema,
-    config_yaml,
-    load_config,
-    load_config_file,
-    notes_on,
-    override,
-)
-from agent.config.model import Config, ConfigError
-from agent.config.resolve import (
+from agent.config.capacity import (
     capacity_by_node,
     nothing_allocatable,
     overcommitted_memory,
-    resolve,
     split_cores,
 )
+from agent.config.document import config_schema, config_yaml
+from agent.config.load import load_config, load_config_file, override
+from agent.config.model import Config, ConfigError
+from agent.config.notes import notes_on
+from agent.config.resolve import resolve
 from agent.files import read_bounded, take
 from agent.isolation.places import PLACE_ERRORS, HostPlaces, why_not
 from agent.isolation.resctrl import read_resctrl

@@ -18,8 +18,7 @@ from agent.cluster.api_server import (
     api_access,
     with_credentials_of_unit,
 )
-from agent.cluster.checks import check_kubelet
-from agent.cluster.plugs import check_undeclared
+from agent.cluster.plugs import PLUGS, ROOT
 from agent.files import risk_above, risk_of
 from agent.reconcile.drivers import SliceCgroups
 from agent.reconcile.report import EnforcementStartError
@@ -43,7 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from agent.config.model import Config, KubernetesConfig
+    from agent.config.cluster import KubernetesConfig
+    from agent.config.model import Config
 
 
 #: Directories that systemd makes when it starts the unit (deploy/numawarden.service).
@@ -90,9 +90,7 @@ def obstacles(config: Config, file: Path, *, kernel: bool) -> Iterator[Obstacle]
             ("agent.cgroupMount", lambda: open_tree(agent.cgroup_mount), root),
             ("cgroupDriver", lambda: _check_driver(config), True),
         ]
-        checks.append(("agent.kubelet", lambda: check_undeclared(config), True))
-    if agent.kubelet.enabled:
-        checks.append(("agent.kubelet", lambda: check_kubelet(config), True))
+    checks.append(("agent.kubelet", lambda: PLUGS.check(config, ROOT if kernel else None), True))
     yield from _risk_of_file(file)
     if agent.kubernetes.enabled:
         yield from _publishing_obstacles(agent.kubernetes, root=root)

@@ -12,7 +12,8 @@ from agent.cli.could_start import obstacles
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import CONFIG_FILE, Output, host_option, output_option, settings_option
 from agent.cli.output import print_answer
-from agent.config.load import INSTALL_GRPC, load_config, load_config_file
+from agent.config.checks import INSTALL_GRPC
+from agent.config.load import load_config, load_config_file
 from agent.text import printable
 from agent.tools.doctor.checks import examine, is_alone
 from agent.tools.doctor.facts import HostCheck, Verdict

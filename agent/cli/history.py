@@ -12,7 +12,7 @@ from agent.cli.lines import labelled, moment
 from agent.cli.options import Output, output_option, socket_option
 from agent.cli.output import print_answer
 from agent.cli.resource_text import kubelet_container_lines
-from agent.config.kinds import seconds_of
+from agent.config.durations import seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

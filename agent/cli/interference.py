@@ -16,7 +16,7 @@ from agent.cli.lines import table
 from agent.cli.options import DOCUMENT, Output, host_option, output_of, socket_option
 from agent.cli.output import print_answer
 from agent.cli.workloads import MOUNT_VARIABLE, check_real
-from agent.config.kinds import seconds_of
+from agent.config.durations import seconds_of
 from agent.reconcile.tasks import ExclusiveTerritory
 from agent.tools.interference import (
     CGROUPS,

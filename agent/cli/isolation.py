@@ -24,7 +24,7 @@ from agent.state.store import DirectoryLock, check_directory
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.config.model import AgentConfig
+    from agent.config.agent import AgentConfig
     from systemd.bus import Systemd
 
 _PROC = Path("/proc")

@@ -42,7 +42,7 @@ class _Seconds(click.ParamType[float]):
         try:
             seconds = float(text)
         except ValueError:
-            from agent.config.kinds import seconds_of  # noqa: PLC0415  # most give a number
+            from agent.config.durations import seconds_of  # noqa: PLC0415  # most give a number
 
             seconds = seconds_of(text) or 0.0
         if not 0 < seconds < float("inf"):

@@ -25,7 +25,7 @@ from agent.config.load import load_config_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.config.model import KubernetesConfig
+    from agent.config.cluster import KubernetesConfig
 
 
 @click.command()

@@ -32,7 +32,7 @@ from agent.versions import ReportedVersion, version_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.config.model import KubernetesConfig
+    from agent.config.cluster import KubernetesConfig
 
 #: Where Kubernetes puts the files of a pod's service account.
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agent.api.documents import ManifestDocument
     from agent.cluster.kubelet.exclusive_plugin import ExclusivePlugin
     from agent.cluster.nri.session import SessionState
-    from agent.config.model import BesideKubeletConfig
+    from agent.config.cluster import BesideKubeletConfig
     from agent.pods.model import Pod
     from agent.server.controller import Controller
     from agent.server.intake import PodIntake

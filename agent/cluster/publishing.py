@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from agent.api.documents import FailedPodDocument
     from agent.cluster.topology import NodeTopology
-    from agent.config.model import KubernetesConfig
+    from agent.config.cluster import KubernetesConfig
     from agent.managers.allocation import Source
     from agent.managers.device.kubelet import KubeletListing
     from agent.managers.ledger import Ledger

@@ -20,7 +20,7 @@ from agent.cluster.adjustments import adjustment_of, agrees
 from agent.cluster.nri.session import ContainerRejectedError
 from agent.cluster.pod_decisions import PodDecisions, PodState, in_time
 from agent.cluster.resizes import pod_resize_rejected, resize_rejected
-from agent.config.model import OnReject
+from agent.config.cluster import OnReject
 from agent.managers.allocation import Source
 from agent.pods.model import CPU, full_name
 from agent.pods.quantity import ZERO

@@ -1,104 +1,107 @@
-"""Kinds of `agent.devices` and `agent.hostDevices`, and what a class of devices of the host is."""
+"""The devices that pods can ask for, by resource: `agent.devices` and `agent.hostDevices`.
+
+The former lists devices by name; the latter describes classes of the host's own devices, which
+`agent.devices.host` looks for.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final
 
-from agent.config.keys import Section, key, read, written
-from agent.config.kinds import Kind, mapping_kind, nullable, text_kind
+from msgspec.structs import replace
+
+from agent.config.keys import Section, item_schema, key, read, switch, written
+from agent.config.kinds import Kind, mapping_kind, matching, text_kind
 from agent.managers.policy import PluginDevice
 from agent.pods.model import extended_resource_fault
 from agent.yaml import shown
 from sysfs.mask import EMPTY, MAX_ID, Mask
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agent.config.kinds import KeyReader, Schema
     from agent.yaml import Field, Plain
 
-_DEVICE_RESOURCE: Final[Schema] = {"pattern": "^[^/]+/[^/]+$"}
+_RESOURCES: Final[Schema] = {"pattern": "^[^/]+/[^/]+$"}
 
 
-def _reject_no_device_resource(reader: KeyReader, entry: Field, resource: str) -> None:
+def _check_resource(reader: KeyReader, resource: str, at: Field) -> None:
     fault = extended_resource_fault(resource)
     if fault is not None:
-        reader.reject(entry, f"{shown(resource)} is not a resource of devices: {fault}")
+        reader.reject(at, f"{shown(resource)} is not a resource of devices: {fault}")
 
 
-_DEVICE_KEYS: Final = ("id", "numaNodes", "healthy")
+def _node_ids(reader: KeyReader, at: Field, _: Mask) -> Mask:
+    ids = (reader.integer(item, 0, MAX_ID) for item in reader.items(at))
+    return Mask.from_ids(node for node in ids if node is not None)
 
 
-def _devices(reader: KeyReader, resource: str, entry: Field) -> tuple[PluginDevice, ...]:
-    _reject_no_device_resource(reader, entry, resource)
+_NODE_IDS: Final[Kind[Mask]] = Kind(
+    "list of NUMA nodes",
+    {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_ID}},
+    _node_ids,
+    list,
+)
+
+
+class _ListedDevice(Section, frozen=True):
+    """One device of `agent.devices` as a file has it."""
+
+    id: str = key(
+        "",
+        matching("name of a device", r"[^\x00-\x1f\x7f]+"),
+        "The name of the device.",
+        is_required=True,
+    )
+    numa_nodes: Mask = key(EMPTY, _NODE_IDS, "The nodes of the device; without any none is known.")
+    healthy: bool = switch("Whether pods can get the device.", default=True)
+
+
+def _listed_devices(
+    reader: KeyReader, at: Field, _: tuple[PluginDevice, ...]
+) -> tuple[PluginDevice, ...]:
     devices: dict[str, PluginDevice] = {}
-    for item in reader.items(entry):
-        reader.entries(item)
-        reader.reject_unknown(item, _DEVICE_KEYS)
-        device = _device(reader, item)
-        if device.id in devices:
+    for item in reader.items(at):
+        device = read(reader, item, _ListedDevice())
+        if device.id and device.id in devices:
             reader.reject(item, f"device {shown(device.id)} is listed twice")
-        devices[device.id] = device
+        devices[device.id] = PluginDevice(device.id, device.numa_nodes, healthy=device.healthy)
     return tuple(devices.values())
 
 
-def _device(reader: KeyReader, item: Field) -> PluginDevice:
-    name, nodes, healthy = map(item.child, _DEVICE_KEYS)
-    if name is None:
-        reader.reject(item, "id is missing; give the device a name")
-    identity = None if name is None else reader.text(name)
-    ids = () if nodes is None else reader.items(nodes)
-    found = (reader.integer(node, 0, MAX_ID) for node in ids)
-    return PluginDevice(
-        identity or item.path,
-        Mask.from_ids(node for node in found if node is not None) or EMPTY,
-        healthy=healthy is None or reader.boolean(healthy) is not False,
-    )
-
-
-#: `agent.devices`: the devices of the host by resource name.
-DEVICE_INVENTORY: Final = mapping_kind(
+#: `agent.devices`: the devices of the host by resource.
+DEVICE_INVENTORY: Final[Kind[Mapping[str, tuple[PluginDevice, ...]]]] = mapping_kind(
     "mapping of resources to lists of devices",
-    _DEVICE_RESOURCE,
-    {
-        "type": "array",
-        "items": {
-            "type": "object",
-            "properties": {
-                "id": {"type": "string"},
-                "numaNodes": nullable(
-                    {
-                        "type": "array",
-                        "items": {"type": "integer", "minimum": 0, "maximum": MAX_ID},
-                    }
-                ),
-                "healthy": nullable({"type": "boolean"}),
-            },
-            "required": ["id"],
-            "additionalProperties": False,
-        },
-    },
-    _devices,
-    lambda devices: [
-        {"id": device.id, "numaNodes": list(device.nodes), "healthy": device.healthy}
-        for device in devices
-    ],
+    _RESOURCES,
+    Kind(
+        "list of devices",
+        {"type": "array", "items": item_schema(_ListedDevice)},
+        _listed_devices,
+        lambda devices: [
+            written(_ListedDevice(device.id, device.nodes, device.healthy)) for device in devices
+        ],
+    ),
+    (),
+    _check_resource,
 )
 
 
 def _criterion(pattern: re.Pattern[str], rule: str, *, folded: bool = False) -> str:
-    """Declare a criterion: what is kept is the group of the pattern; `rule` says what to write.
+    """Declare a criterion of devices; its value is the first group of the pattern.
 
-    With `folded` the case of letters does not matter.
+    `rule` says what to write. With `folded` the case of letters does not matter.
     """
 
     def parse(text: str) -> str:
-        found = pattern.fullmatch(text)
-        if found is None:
+        match = pattern.fullmatch(text)
+        if match is None:
             raise ValueError(f"{shown(text)} matches no device: {rule}")
-        return found[1].lower() if folded else found[1]
+        return match[1].lower() if folded else match[1]
 
     schema = {"type": "string", "pattern": f"^(?:{pattern.pattern})$"}
-    return key("", text_kind("text", schema, parse), rule)
+    return key("", text_kind("text", schema, parse), f"{rule[0].upper()}{rule[1:]}.")
 
 
 _HEX_CLASS: Final = re.compile(r"(?:0[xX])?((?:[0-9a-fA-F]{2}){1,3})", re.ASCII)
@@ -115,11 +118,12 @@ _WILDCARDS_RULE: Final = (
 class HostDeviceClass(Section, frozen=True):
     """Devices of the host that pods can ask for as `resource`: those that meet all criteria.
 
-    A criterion that is "" is not asked for; at least one is. Numbers are kept without `0x`, and a
-    PCI class takes all classes that begin so. Wildcards are those of `fnmatch`.
+    At least one criterion is given; "" is none. Numbers are kept without `0x`. Wildcards are those
+    of `fnmatch`.
     """
 
     resource: str
+    #: The beginning of a class stands for all classes that begin so.
     pci_class: str = _criterion(
         _HEX_CLASS,
         'use 2, 4 or 6 hexadecimal digits, such as "0108" for NVMe or "02" for any network device',
@@ -136,82 +140,83 @@ class HostDeviceClass(Section, frozen=True):
 
 def criteria_text(device_class: HostDeviceClass) -> str:
     """Return the criteria of a class as the configuration has them, for a message."""
-    return ", ".join(f"{name} {value}" for name, value in _criteria_of(device_class).items())
+    return ", ".join(f"{name} {value}" for name, value in _criteria(device_class).items())
 
 
 def variable_part(resource: str) -> str:
-    """Return the name of a resource as names of environment variables have it.
+    """Return a resource as it stands in the name of an environment variable.
 
     Letters become upper case, and what is neither letter nor digit an underscore, as the SR-IOV
     network device plugin does: `EXAMPLE_COM_VF` for `example.com/vf`.
     """
-    return "".join(each if each.isascii() and each.isalnum() else "_" for each in resource.upper())
+    return "".join(
+        letter if letter.isascii() and letter.isalnum() else "_" for letter in resource.upper()
+    )
 
 
-def _criteria_of(device_class: HostDeviceClass) -> dict[str, Plain]:
+def _criteria(device_class: HostDeviceClass) -> dict[str, Plain]:
     return {name: value for name, value in written(device_class).items() if value}
 
 
-def _device_classes(reader: KeyReader, resource: str, entry: Field) -> tuple[HostDeviceClass, ...]:
-    _reject_no_device_resource(reader, entry, resource)
-    found: list[HostDeviceClass] = []
-    items = list(reader.items(entry))
+def _classes(
+    reader: KeyReader, at: Field, _: tuple[HostDeviceClass, ...]
+) -> tuple[HostDeviceClass, ...]:
+    """Read the classes of one resource, which `_host_devices` adds."""
+    classes: list[HostDeviceClass] = []
+    items = list(reader.items(at))
     if not items:
-        reader.reject(entry, f"{shown(resource)} has no class; list at least one, or remove it")
+        reader.reject(at, "the resource has no class; list at least one, or remove it")
     for item in items:
-        before = len(reader.problems)
-        each = _device_class(reader, resource, item)
-        if each in found and len(reader.problems) == before:
+        mistakes = len(reader.problems)
+        device_class = read(reader, item, HostDeviceClass(""))
+        if len(reader.problems) > mistakes:
+            pass  # what was not read cannot be compared
+        elif not _criteria(device_class):
+            names = ", ".join(key.name for key in HostDeviceClass.keys)
+            reader.reject(
+                item,
+                "no criterion is given, and all devices of the host would be of this class; give "
+                f"at least one of {names}",
+            )
+        elif device_class in classes:
             reader.reject(item, "this class is listed twice; remove one of the two")
-        found.append(each)
-    return tuple(found)
+        classes.append(device_class)
+    return tuple(classes)
 
 
-def _device_class(reader: KeyReader, resource: str, item: Field) -> HostDeviceClass:
-    before = len(reader.problems)
-    found = read(reader, item, HostDeviceClass(resource))
-    if not _criteria_of(found) and len(reader.problems) == before:
-        names = ", ".join(each.name for each in HostDeviceClass.keys)
-        reader.reject(
-            item,
-            "no criterion is given, and all devices of the host would be of this class; give at "
-            f"least one of {names}",
-        )
-    return found
-
-
-_CLASSES_OF_RESOURCES: Final = mapping_kind(
+_CLASSES_BY_RESOURCE: Final[Kind[Mapping[str, tuple[HostDeviceClass, ...]]]] = mapping_kind(
     "mapping of resources to lists of classes of devices",
-    _DEVICE_RESOURCE,
-    {
-        "type": "array",
-        "items": {
-            "type": "object",
-            "properties": {each.name: nullable(each.kind.schema) for each in HostDeviceClass.keys},
-            "minProperties": 1,
-            "additionalProperties": False,
+    _RESOURCES,
+    Kind(
+        "list of classes",
+        {
+            "type": "array",
+            "items": {**item_schema(HostDeviceClass), "minProperties": 1},
+            "minItems": 1,
         },
-        "minItems": 1,
-    },
-    _device_classes,
-    lambda classes: [_criteria_of(each) for each in classes],
+        _classes,
+        lambda classes: [_criteria(device_class) for device_class in classes],
+    ),
+    (),
+    _check_resource,
 )
 
 
 def _by_resource(classes: tuple[HostDeviceClass, ...]) -> dict[str, tuple[HostDeviceClass, ...]]:
-    found: dict[str, tuple[HostDeviceClass, ...]] = {}
-    for each in classes:
-        found[each.resource] = (*found.get(each.resource, ()), each)
-    return found
+    listed: dict[str, tuple[HostDeviceClass, ...]] = {}
+    for device_class in classes:
+        resource = device_class.resource
+        listed[resource] = (*listed.get(resource, ()), device_class)
+    return listed
 
 
 def _host_devices(
     reader: KeyReader, at: Field, base: tuple[HostDeviceClass, ...]
 ) -> tuple[HostDeviceClass, ...]:
-    found = _CLASSES_OF_RESOURCES.read(reader, at, _by_resource(base))
+    listed = _CLASSES_BY_RESOURCE.read(reader, at, _by_resource(base))
     # A container would find the devices of both in the same environment variable.
     first: dict[str, str] = {}
-    for resource in found:
+    for resource in listed:
         other = first.setdefault(variable_part(resource), resource)
         if other != resource:
             reader.reject(
@@ -219,13 +224,17 @@ def _host_devices(
                 f"{resource} and {other} have the same environment variable, "
                 f"PCIDEVICE_{variable_part(resource)}; rename one of the two",
             )
-    return tuple(each for classes in found.values() for each in classes)
+    return tuple(
+        replace(device_class, resource=resource)
+        for resource, classes in listed.items()
+        for device_class in classes
+    )
 
 
-#: `agent.hostDevices`: classes of the host's devices by resource name, in the order of the file.
+#: `agent.hostDevices`: classes of the host's devices, in the order of the file.
 HOST_DEVICES: Final[Kind[tuple[HostDeviceClass, ...]]] = Kind(
-    _CLASSES_OF_RESOURCES.words,
-    _CLASSES_OF_RESOURCES.schema,
+    _CLASSES_BY_RESOURCE.words,
+    _CLASSES_BY_RESOURCE.schema,
     _host_devices,
-    lambda classes: _CLASSES_OF_RESOURCES.written(_by_resource(classes)),
+    lambda classes: _CLASSES_BY_RESOURCE.written(_by_resource(classes)),
 )

@@ -1,117 +1,82 @@
-"""What is kept off exclusive CPUs beside other pods: the section `agent.isolation`."""
+"""What is kept off exclusive CPUs beside other pods: the section `agent.isolation`.
+
+Some items have classes: named sets of values, of which an annotation of a pod chooses one.
+"""
 
 from __future__ import annotations
 
-import re
-from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from agent.config.keys import Section, key, read, schema, section, switch, written
-from agent.config.kinds import CGROUP_NAMES, CPU_LIST, NODE_LIST, mapping_kind, one_of, text_kind
+from agent.config.keys import Section, key, section, section_kind, switch
+from agent.config.kinds import mapping_kind, matching, one_of, or_empty, text_kind
+from agent.config.text_kinds import CGROUP_NAMES, CPU_LIST, NODE_LIST
 from agent.managers.policy import IsolationMode
 from agent.pods.model import label_fault, memory_classes_fault
+from agent.values import KeyChoice
 from agent.yaml import shown
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.config.kinds import KeyReader, Kind, Schema
+    from agent.config.kinds import KeyReader, Kind, Value
     from agent.yaml import Field
     from sysfs.mask import Mask
 
 
-class PartitionMode(StrEnum):
-    """Which pods with exclusive CPUs are partitions of the kernel, and of which kind."""
-
-    NEVER = "never"
-    ASKED = "asked"
-    ROOT = "root"
-    ISOLATED = "isolated"
+def _usable(pattern: str, rule: str) -> Kind[str]:
+    """Return the kind of a text that the kernel takes, or ""; `rule` says what to write."""
+    return or_empty(matching("text", pattern, f"usable here: {rule}", amount=True), "")
 
 
-_LATENCY: Final = re.compile(r"[0-9]{1,9}|n/a", re.ASCII)
-_GOVERNOR: Final = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
-_PREFERENCE: Final = re.compile(r"[a-z][a-z0-9_]{0,31}|[0-9]{1,3}", re.ASCII)
-_KHZ: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+def _by_class(words: str, kind: Kind[Value], base: Value) -> Kind[Mapping[str, Value]]:
+    """Return the kind of a mapping of names of classes to values of a kind."""
+    return mapping_kind(words, {"type": "string"}, kind, base, _check_class_name)
 
 
-def _written_as(fits: re.Pattern[str], rule: str) -> Kind[str]:
-    """Return the kind of a text that has a pattern, or is ""."""
-
-    def parse(text: str) -> str:
-        if text and fits.fullmatch(text) is None:
-            raise ValueError(f"{shown(text)} is not usable here: {rule}")
-        return text
-
-    text: Schema = {"type": ["string", "integer"], "pattern": f"^({fits.pattern})?$"}
-    return text_kind("text", text, parse, amount=True)
-
-
-def _setting(fits: re.Pattern[str], rule: str) -> str:
-    """Declare a key of a power class: the text that is written; "" leaves the file as it is."""
-    return key("", _written_as(fits, rule), rule)
-
-
-def _check_class_name(reader: KeyReader, name: str, entry: Field) -> None:
+def _check_class_name(reader: KeyReader, name: str, at: Field) -> None:
     fault = label_fault(name)
     if fault is not None:
-        reader.reject(entry, f"{shown(name)} is not the name of a class: {fault}")
+        reader.reject(at, f"{shown(name)} is not the name of a class: {fault}")
+
+
+def _power_setting(pattern: str, rule: str) -> str:
+    """Declare a key of a power class; "" leaves the kernel's file as it is."""
+    return key("", _usable(pattern, rule), rule)
 
 
 class PowerClass(Section, frozen=True):
-    """A class of `agent.isolation.powerClasses`, as the kernel's files have its values."""
+    """A class of `agent.isolation.powerClasses`; each value is as the kernel's file has it."""
 
     #: cpuidle: PM QoS, Documentation/ABI/testing/sysfs-devices-power.
-    resume_latency: str = _setting(
-        _LATENCY,
+    resume_latency: str = _power_setting(
+        r"[0-9]{1,9}|n/a",
         "the longest wait of a CPU for its idle state to end, in microseconds; n/a for none, 0 for "
         "any",
     )
-    governor: str = _setting(_GOVERNOR, "a cpufreq governor, such as performance")
-    energy_preference: str = _setting(
-        _PREFERENCE, "an energy preference of cpufreq, such as performance"
+    governor: str = _power_setting(
+        r"[a-z][a-z0-9_]{0,31}", "a cpufreq governor, such as performance"
     )
-    min_frequency: str = _setting(_KHZ, "the lowest frequency of a CPU in kHz")
-    max_frequency: str = _setting(_KHZ, "the highest frequency of a CPU in kHz")
-    uncore_min_frequency: str = _setting(
-        # The hardware has steps of 100 MHz, to which the kernel rounds down.
-        re.compile(r"[1-9][0-9]{0,3}00000", re.ASCII),
+    energy_preference: str = _power_setting(
+        r"[a-z][a-z0-9_]{0,31}|[0-9]{1,3}", "an energy preference of cpufreq, such as performance"
+    )
+    min_frequency: str = _power_setting(r"[1-9][0-9]{0,8}", "the lowest frequency of a CPU in kHz")
+    max_frequency: str = _power_setting(r"[1-9][0-9]{0,8}", "the highest frequency of a CPU in kHz")
+    #: The hardware has steps of 100 MHz, to which the kernel rounds down.
+    uncore_min_frequency: str = _power_setting(
+        r"[1-9][0-9]{0,3}00000",
         "the lowest frequency of the uncore of the CPUs' packages in kHz, in steps of 100000 "
         "(Intel)",
     )
 
 
-def _power_class(reader: KeyReader, name: str, entry: Field) -> PowerClass:
-    _check_class_name(reader, name, entry)
-    return read(reader, entry, PowerClass())
-
-
-def _classes_of_memory(text: str) -> str:
-    if fault := memory_classes_fault(text):
-        raise ValueError(f"{shown(text)} is not usable here: {fault}")
-    return text
-
-
-_MEMORY: Final = text_kind(
-    "never, asked, or classes of memory such as dram,hbm", {"type": "string"}, _classes_of_memory
-)
-
-
-def _memory_nodes(reader: KeyReader, name: str, entry: Field) -> Mask:
-    _check_class_name(reader, name, entry)
-    return NODE_LIST.read(reader, entry, EMPTY)
-
-
-def _by_cache(value: str) -> str:
-    """Return the pattern of a value for all caches, or of one for each of some: 0=X;1=Y."""
+def _for_caches(value: str) -> str:
+    """Return the pattern of one value for all caches (X), or of values by cache id (0=X;1=Y)."""
     return f"({value})|[0-9]{{1,4}}=({value})(;[0-9]{{1,4}}=({value})){{0,255}}"
 
 
 _PERCENTAGE: Final = "([1-9][0-9]?|100)%"
-_WAYS: Final = re.compile(_by_cache(f"{_PERCENTAGE}|0x[0-9a-fA-F]{{1,8}}"), re.ASCII)
-_BANDWIDTH: Final = re.compile(_by_cache(f"{_PERCENTAGE}|[1-9][0-9]{{0,8}}"), re.ASCII)
 
 
 class ResctrlClass(Section, frozen=True):
@@ -120,8 +85,8 @@ class ResctrlClass(Section, frozen=True):
     #: The names are those of the kernel's schemata: Documentation/filesystems/resctrl.rst.
     l3: str = key(
         "",
-        _written_as(
-            _WAYS,
+        _usable(
+            _for_caches(f"{_PERCENTAGE}|0x[0-9a-fA-F]{{1,8}}"),
             "L3 is a percentage such as 50%, a mask such as 0xff0, or one of these by cache id "
             "such as 0=50%;1=0xff0",
         ),
@@ -131,8 +96,8 @@ class ResctrlClass(Section, frozen=True):
     )
     mb: str = key(
         "",
-        _written_as(
-            _BANDWIDTH,
+        _usable(
+            _for_caches(f"{_PERCENTAGE}|[1-9][0-9]{{0,8}}"),
             "MB is a percentage such as 50%, a number as the kernel's schemata have it, or one of "
             "these by cache id such as 0=50%;1=100%",
         ),
@@ -140,12 +105,7 @@ class ResctrlClass(Section, frozen=True):
         'or by cache id; "" for no limit.',
         name="MB",
     )
-    exclusive: bool = switch("Whether no other class and nothing else of the host has its L3.")
-
-
-def _resctrl_class(reader: KeyReader, name: str, entry: Field) -> ResctrlClass:
-    _check_class_name(reader, name, entry)
-    return read(reader, entry, ResctrlClass())
+    exclusive: bool = switch("Whether nothing else of the host, in a class or not, uses its L3.")
 
 
 class ResctrlConfig(Section, frozen=True):
@@ -153,13 +113,7 @@ class ResctrlConfig(Section, frozen=True):
 
     classes: Mapping[str, ResctrlClass] = key(
         MappingProxyType({}),
-        mapping_kind(
-            "mapping of names to classes",
-            {"type": "string"},
-            schema(ResctrlClass),
-            _resctrl_class,
-            written,
-        ),
+        _by_class("mapping of names to classes", section_kind(ResctrlClass), ResctrlClass()),
         "Parts of L3 caches and of memory bandwidth, by a name that pods ask for: L3 (a "
         "percentage or mask, for all caches or by id), MB (a percentage) and exclusive.",
         example='latency: {L3: "50%", exclusive: true}\nbatch: {L3: "20%", MB: "30%"}\n',
@@ -173,6 +127,30 @@ class ResctrlConfig(Section, frozen=True):
         "Whether each pod in a class is counted by itself, which takes one monitoring group "
         "(RMID) of the hardware."
     )
+
+
+class PartitionMode(KeyChoice):
+    """Which pods with exclusive CPUs are partitions of the kernel, and of which kind."""
+
+    NEVER = "never", "no pod's does, whatever its annotation says"
+    ASKED = (
+        "asked",
+        "those of pods with the annotation isolation.numawarden.dev/partition: root or isolated",
+    )
+    ROOT = (
+        "root",
+        "those of all pods with exclusive CPUs, unless the annotation says off or isolated",
+    )
+    ISOLATED = (
+        "isolated",
+        "as root, and each thread stays where it was put: no load balancing, no unbound workqueues",
+    )
+
+
+def _memory_classes(text: str) -> str:
+    if fault := memory_classes_fault(text):
+        raise ValueError(f"{shown(text)} is not usable here: {fault}")
+    return text
 
 
 class IsolationConfig(Section, frozen=True):
@@ -200,31 +178,37 @@ class IsolationConfig(Section, frozen=True):
     )
     interrupts: IsolationMode = key(
         IsolationMode.NEVER,
-        one_of(IsolationMode),
+        one_of(
+            {
+                IsolationMode.NEVER: "they stay as they are",
+                IsolationMode.ASKED: "off the CPUs of pods with the annotation "
+                "isolation.numawarden.dev/interrupts",
+                IsolationMode.ALWAYS: "off all exclusive CPUs",
+            }
+        ),
         "Whether interrupts, unbound workqueues, the steering of packets (RPS, XPS) and the "
         "lockup detectors keep off exclusive CPUs.",
-        values={
-            IsolationMode.NEVER: "they stay as they are",
-            IsolationMode.ASKED: "off the CPUs of pods with the annotation "
-            "isolation.numawarden.dev/interrupts",
-            IsolationMode.ALWAYS: "off all exclusive CPUs",
-        },
     )
     smt: IsolationMode = key(
         IsolationMode.NEVER,
-        one_of(IsolationMode),
+        one_of(
+            {
+                IsolationMode.NEVER: "no thread stays idle",
+                IsolationMode.ASKED: "those of pods with the annotation "
+                "isolation.numawarden.dev/smt: idle-siblings",
+                IsolationMode.ALWAYS: "those of all pods with exclusive CPUs",
+            }
+        ),
         "Whether the sibling threads of exclusive CPUs stay idle: a pod gets whole cores, one "
         "thread of each to use.",
-        values={
-            IsolationMode.NEVER: "no thread stays idle",
-            IsolationMode.ASKED: "those of pods with the annotation "
-            "isolation.numawarden.dev/smt: idle-siblings",
-            IsolationMode.ALWAYS: "those of all pods with exclusive CPUs",
-        },
     )
     memory: str = key(
         IsolationMode.NEVER,
-        _MEMORY,
+        text_kind(
+            "never, asked, or classes of memory such as dram,hbm",
+            {"type": "string"},
+            _memory_classes,
+        ),
         "The classes of memory that pods may use: never for any, whatever their annotation says; "
         "asked for those of the annotation isolation.numawarden.dev/memory (dram,hbm or !cxl); or "
         "the classes of pods without the annotation. numawarden topology shows the class of each "
@@ -232,13 +216,7 @@ class IsolationConfig(Section, frozen=True):
     )
     memory_classes: Mapping[str, Mask] = key(
         MappingProxyType({}),
-        mapping_kind(
-            "mapping of classes of memory to NUMA nodes",
-            {"type": "string"},
-            NODE_LIST.schema,
-            _memory_nodes,
-            NODE_LIST.written,
-        ),
+        _by_class("mapping of classes of memory to NUMA nodes", NODE_LIST, EMPTY),
         "The NUMA nodes of a class of memory, where the host does not show it or shows another: "
         "dram, hbm, cxl, pmem, gpu, or a name of your own.",
         example="hbm: 2-3\n",
@@ -248,26 +226,10 @@ class IsolationConfig(Section, frozen=True):
         one_of(PartitionMode),
         "Whether the pod's cgroup becomes a cpuset partition: the kernel itself takes exclusive "
         "CPUs from everything else.",
-        values={
-            PartitionMode.NEVER: "no pod's does, whatever its annotation says",
-            PartitionMode.ASKED: "those of pods with the annotation "
-            "isolation.numawarden.dev/partition: root or isolated",
-            PartitionMode.ROOT: "those of all pods with exclusive CPUs, unless the annotation says "
-            "off or isolated",
-            PartitionMode.ISOLATED: "as root, and each thread stays where it was put: no load "
-            "balancing, no unbound "
-            "workqueues",
-        },
     )
     power_classes: Mapping[str, PowerClass] = key(
         MappingProxyType({}),
-        mapping_kind(
-            "mapping of names to power classes",
-            {"type": "string"},
-            schema(PowerClass),
-            _power_class,
-            lambda value: {name: text for name, text in written(value).items() if text},
-        ),
+        _by_class("mapping of names to power classes", section_kind(PowerClass), PowerClass()),
         "Idle states and frequencies for exclusive CPUs, by a name that pods ask for: "
         "resumeLatency (microseconds, n/a for no idle state), governor, energyPreference, "
         "minFrequency, maxFrequency, uncoreMinFrequency (kHz).",

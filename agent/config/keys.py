@@ -1,14 +1,16 @@
 """What a key of the configuration is, and how sections of keys are read, written and described.
 
-A key is declared once, at the field of the section (a struct) that holds its value:
+A key is declared once, at the field of the section that holds its value:
 
     port: int = key(9464, whole_number(0, 65535), "The TCP port of the metrics listener.")
+
+The declaration is where its name, default, bounds, meaning and example come from, whoever shows or
+checks them: the file, `--set`, the page, the commented example, the JSON schema, an error message.
 """
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msgspec import Struct, StructMeta
 from msgspec.structs import replace
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 Values = TypeVar("Values", bound="Section")
-_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Key(Struct, frozen=True):
@@ -34,23 +35,29 @@ class Key(Struct, frozen=True):
     #: Plain text; paragraphs are divided by an empty line.
     help: str
     #: The version of the agent that brought the key.
-    since: str
-    #: The name in a file (`maxPods`), and that of the field (`max_pods`).
+    since: str = "0.1.0"
+    #: The name in a file (`maxPods`): unless given, the name of the field in camel case.
     name: str = ""
+    #: The name of the field (`max_pods`).
     attribute: str = ""
-    #: Keys from here on are explained below this title.
+    #: Heads this key and those after it on a page.
     title: str = ""
-    #: What can be chosen, with its meaning.
-    values: Mapping[str, str] = _NONE
-    #: YAML of a value that needs one.
+    #: YAML of a value, where the help does not show how to write one.
     example: str = ""
-    #: What holds of the default beside its value.
+    #: A remark on the default, for a page.
     remark: str = ""
+    #: Whether a section without the key is a mistake; the default is of no use then.
+    is_required: bool = False
 
     @property
     def inner(self) -> type[Section] | None:
-        """The section of which the value of the key is; None for a single value."""
+        """The section that is the value of the key; None for a single value."""
         return type(self.default) if isinstance(self.default, Section) else None
+
+    @property
+    def values(self) -> Mapping[str, str]:
+        """The names that can be chosen, with their meanings."""
+        return self.kind.meanings
 
     @property
     def written_default(self) -> Plain:
@@ -58,42 +65,29 @@ class Key(Struct, frozen=True):
         return self.kind.written(self.default)
 
 
-def key(  # noqa: PLR0913  # a row of facts, most of them left out in most keys
+def key(
     default: Value,
     kind: Kind[Value],
     explained: str,
-    *,
-    since: str = "0.1.0",
-    name: str = "",
-    title: str = "",
-    values: Mapping[str, str] = _NONE,
-    example: str = "",
-    remark: str = "",
+    **facts: Any,  # noqa: ANN401  # further fields of `Key`, which checks them
 ) -> Value:
-    """Declare a key at its field; the struct has the default there. For the rest see `Key`."""
-    declared = Key(
-        default,
-        kind,
-        explained,
-        since,
-        name=name,
-        title=title,
-        values=values,
-        example=example,
-        remark=remark,
-    )
-    return cast("Value", declared)
+    """Declare a key at its field; the struct has the default there."""
+    return cast("Value", Key(default, kind, explained, **facts))
 
 
-def switch(explained: str, *, default: bool = False, since: str = "0.1.0", name: str = "") -> bool:
+def switch(explained: str, *, default: bool = False, **facts: str) -> bool:
     """Declare a key that is true or false."""
-    return key(default, BOOLEAN, explained, since=since, name=name)
+    return key(default, BOOLEAN, explained, **facts)
 
 
-def section(defaults: Values, explained: str, *, since: str = "0.1.0", title: str = "") -> Values:
+def section(defaults: Values, explained: str, **facts: str) -> Values:
     """Declare a key whose value is a section of keys, with their defaults."""
-    kind: Kind[Values] = Kind("mapping", schema(type(defaults)), read, written)
-    return key(defaults, kind, explained, since=since, title=title)
+    return key(defaults, section_kind(type(defaults)), explained, **facts)
+
+
+def section_kind(of: type[Values]) -> Kind[Values]:
+    """Return the kind of a section."""
+    return Kind("mapping", schema(of), read, written)
 
 
 class _SectionType(StructMeta):
@@ -108,12 +102,12 @@ class _SectionType(StructMeta):
         body: dict[str, Any],
         **options: Any,  # noqa: ANN401  # as StructMeta takes them
     ) -> _SectionType:
-        declared = {field: each for field, each in body.items() if isinstance(each, Key)}
-        defaults = {field: each.default for field, each in declared.items()}
+        declared = {field: key for field, key in body.items() if isinstance(key, Key)}
+        defaults = {field: key.default for field, key in declared.items()}
         made = super().__new__(cls, name, bases, body | defaults, **options)
         made.keys = tuple(
-            replace(each, attribute=field, name=each.name or _camel_case(field))
-            for field, each in declared.items()
+            replace(key, attribute=field, name=key.name or _camel_case(field))
+            for field, key in declared.items()
         )
         return made
 
@@ -124,46 +118,59 @@ def _camel_case(field: str) -> str:
 
 
 class Section(Struct, frozen=True, metaclass=_SectionType):
-    """Values of keys; each field is declared by `key` or `section`."""
+    """Values of keys; each field is declared by `key`, `switch` or `section`."""
 
 
 def paths(of: type[Section], prefix: str = "") -> Iterator[tuple[str, Key]]:
-    """Yield all keys with their path (`agent.metrics.port`), those of sections too."""
-    for each in of.keys:
-        yield f"{prefix}{each.name}", each
-        if each.inner is not None:
-            yield from paths(each.inner, f"{prefix}{each.name}.")
+    """Yield all keys with their paths (`agent.metrics.port`), also those of inner sections."""
+    for key in of.keys:
+        yield f"{prefix}{key.name}", key
+        if key.inner is not None:
+            yield from paths(key.inner, f"{prefix}{key.name}.")
 
 
 def read(reader: KeyReader, at: Field, base: Values) -> Values:
-    """Return the base with what the document says laid over it."""
+    """Return the base with the values of a document in place of its own."""
     keys = type(base).keys
-    reader.entries(at)
-    reader.reject_unknown(at, (each.name for each in keys))
-    given = ((each, at.child(each.name)) for each in keys)
-    changes = {
-        each.attribute: each.kind.read(reader, field, getattr(base, each.attribute))
-        for each, field in given
-        if field is not None
-    }
-    return replace(base, **changes)
+    entries = reader.entries(at)
+    reader.reject_unknown(at, (key.name for key in keys))
+    values = {}
+    for key in keys:
+        if key.name in entries:
+            value = getattr(base, key.attribute)
+            values[key.attribute] = key.kind.read(reader, entries[key.name], value)
+        elif key.is_required:
+            reader.reject(at, f"{key.name} is missing")
+    return replace(base, **values)
 
 
 def written(value: Section) -> dict[str, Plain]:
     """Return every key of a section with its value."""
-    return {
-        each.name: each.kind.written(getattr(value, each.attribute)) for each in type(value).keys
-    }
+    return {key.name: key.kind.written(getattr(value, key.attribute)) for key in type(value).keys}
 
 
 def schema(of: type[Section]) -> Schema:
     """Return the schema of a section, with help and default of every key."""
+    described = item_schema(of)
+    for key in of.keys:
+        described["properties"][key.name]["default"] = key.written_default
+    return described
+
+
+def item_schema(of: type[Section]) -> Schema:
+    """Return the schema of a section as an item of a list: with required keys, without defaults."""
     properties = {
-        each.name: nullable(each.kind.schema)
-        | {"description": _description(each), "default": each.written_default}
-        for each in of.keys
+        key.name: (key.kind.schema if key.is_required else nullable(key.kind.schema))
+        | {"description": _description(key)}
+        for key in of.keys
     }
-    return {"type": "object", "properties": properties, "additionalProperties": False}
+    required = [key.name for key in of.keys if key.is_required]
+    return {
+        "type": "object",
+        "properties": properties,
+        **({"required": required} if required else {}),
+        "additionalProperties": False,
+    }
 
 
 def _description(of: Key) -> str:

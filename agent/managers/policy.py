@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -10,44 +9,47 @@ from msgspec import Struct
 
 from agent.managers.versions import NEWEST, KubernetesVersion
 from agent.pods.model import ANY_MEMORY, MEMORY_CLASSES, allows_memory
-from agent.values import Saved
+from agent.values import KeyChoice, Saved
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class CpuManagerPolicy(StrEnum):
+class CpuManagerPolicy(KeyChoice):
     """`cpuManagerPolicy`."""
 
-    NONE = "none"
-    STATIC = "static"
+    NONE = "none", "all containers share all CPUs"
+    STATIC = "static", "Guaranteed pods' containers that ask for whole CPUs get their own"
 
 
-class MemoryManagerPolicy(StrEnum):
+class MemoryManagerPolicy(KeyChoice):
     """`memoryManagerPolicy`."""
 
-    NONE = "None"
-    STATIC = "Static"
+    NONE = "None", "memory is not pinned"
+    STATIC = "Static", "Guaranteed pods' containers get memory and huge pages on aligned nodes"
 
 
-class TopologyManagerPolicy(StrEnum):
+class TopologyManagerPolicy(KeyChoice):
     """`topologyManagerPolicy`."""
 
-    NONE = "none"
-    BEST_EFFORT = "best-effort"
-    RESTRICTED = "restricted"
-    SINGLE_NUMA_NODE = "single-numa-node"
+    NONE = "none", "the managers choose for themselves"
+    BEST_EFFORT = "best-effort", "align CPUs, memory and devices where possible"
+    RESTRICTED = "restricted", "reject what cannot be aligned on the fewest possible NUMA nodes"
+    SINGLE_NUMA_NODE = "single-numa-node", "reject what does not fit one NUMA node"
 
 
-class TopologyManagerScope(StrEnum):
+class TopologyManagerScope(KeyChoice):
     """`topologyManagerScope`: what one alignment decision is made for."""
 
-    CONTAINER = "container"
-    POD = "pod"
+    CONTAINER = "container", "every container is aligned for itself"
+    POD = (
+        "pod",
+        "a pod's containers are aligned together; pod-level resources are one budget (KEP-5526)",
+    )
 
 
-class IsolationMode(StrEnum):
+class IsolationMode(KeyChoice):
     """Which pods with exclusive CPUs have an item of isolation."""
 
     NEVER = "never"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from agent.config.load import INSTALL_GRPC
+from agent.config.checks import INSTALL_GRPC
 from agent.managers.cpu.topology import CpuTopologyError
 from agent.managers.errors import ManagerError
 from agent.pods.model import NO_IDENTITY

@@ -21,7 +21,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from agent.api.map import owners_of, shared_by
-from agent.config.model import METRIC_NAMES
+from agent.config.agent import METRIC_NAMES
 from agent.devices.plugin_limits import ALLOCATION_DURATION, CONNECTED
 from agent.isolation.resctrl import OCCUPANCY
 from agent.managers.allocation import Isolation

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-from agent.config.model import METRIC_NAMES
+from agent.config.agent import METRIC_NAMES
 from agent.devices.plugin_limits import (
     ALLOCATION_DURATION,
     CALLS,

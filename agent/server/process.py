@@ -13,8 +13,10 @@ import structlog
 
 from agent import __version__
 from agent.clock import SystemClock
-from agent.config.load import config_keys, differing_keys, load_config_file
-from agent.config.model import ConfigError, gate_notes
+from agent.config.document import config_keys, differing_keys
+from agent.config.gates import gate_notes
+from agent.config.load import load_config_file
+from agent.config.model import ConfigError
 from agent.server import log as logs
 from agent.server.memory import settle_memory
 from agent.server.service_manager import ServiceManager

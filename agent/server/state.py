@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agent import __version__
-from agent.config.resolve import admits_nothing
+from agent.config.capacity import admits_nothing
 from agent.isolation.report import NOT_APPLIED
 from agent.managers.allocation import API, Source
 from agent.managers.cpu.manager import shared_cpus, shared_pool

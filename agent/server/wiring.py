@@ -15,9 +15,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.api.topology import topology_view
-from agent.config.load import find_problems
+from agent.config.checks import find_problems
 from agent.config.model import VERSION_KEY, ConfigError, MemoryReservationPolicy, NodeAllocatable
-from agent.config.resolve import managers_beside_kubelet, reserved_amounts
+from agent.config.reservations import reserved_amounts
+from agent.config.resolve import managers_beside_kubelet
 from agent.devices.cdi import CdiFiles
 from agent.isolation.host import HostIsolation
 from agent.isolation.originals import Originals, running_boot

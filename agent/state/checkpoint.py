@@ -26,7 +26,8 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from agent.config.model import CPU_OPTIONS, GATES, PREFER_CLOSEST, option_is_on
+from agent.config.gates import GATES
+from agent.config.policy_options import CPU_OPTIONS, PREFER_CLOSEST, option_is_on
 from agent.managers.allocation import PodAllocation, Source  # noqa: TC001  # msgspec reads
 from agent.managers.bindings import NO_BINDINGS, Bindings
 from agent.managers.cordons import NO_CORDONS, Cordons

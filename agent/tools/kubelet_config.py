@@ -11,16 +11,11 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from agent.config import keys
+from agent.config.document import yaml_text
+from agent.config.gates import GATES, LOCKED_ON, OWN_GATES
 from agent.config.kinds import KeyReader
-from agent.config.load import config_of_document, yaml_text
-from agent.config.model import (
-    GATES,
-    LOCKED_ON,
-    OWN_GATES,
-    VERSION_KEY,
-    Config,
-    ConfigError,
-)
+from agent.config.load import config_of_document
+from agent.config.model import VERSION_KEY, Config, ConfigError
 from agent.managers.versions import before
 from agent.pods.model import CPU
 from agent.yaml import (

@@ -13,10 +13,13 @@ import sys
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from agent.config.load import load_config_file
-from agent.config.model import ConfigError, MetricsConfig
+from agent.config.model import ConfigError
+
+if TYPE_CHECKING:
+    from agent.config.agent import MetricsConfig
 
 CONFIG: Final = Path("/etc/numawarden/config.yaml")
 #: For the connection and for the answer, in seconds; the check as a whole has 10.

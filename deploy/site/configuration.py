@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Final
 
-from agent.config.load import yaml_text
+from agent.config.document import yaml_text
 from agent.config.model import Config
 
 if TYPE_CHECKING:

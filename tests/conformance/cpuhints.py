@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.config.model import host_problems
+from agent.config.policy_options import socket_problems
 from agent.managers.cpu.hints import cpu_hints
 from agent.managers.policy import CpuPolicyOptions, TopologyManagerPolicy
 from sysfs.mask import Mask
@@ -23,7 +23,7 @@ def run_case(case: Case) -> Outcome:
     )
     expected = case["expected"]
     counts, policy = topology.counts, TopologyManagerPolicy.NONE
-    rejections = tuple(host_problems(options, policy, counts.sockets, counts.nodes))
+    rejections = tuple(socket_problems(options, policy, counts.sockets, counts.nodes))
     if rejections:
         return _same(f"rejected: {rejections}", "policy_error" in expected, expected)
     hints = cpu_hints(

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import asdict
 
-from agent.config.model import (
+from agent.config.policy_options import (
     MAX_NODES,
     MIN_MAX_NODES,
     cpu_option_problems,
     cpu_options,
-    host_problems,
     prefers_closest,
+    socket_problems,
     topology_option_problems,
 )
 from agent.managers.policy import TopologyManagerPolicy
@@ -44,7 +44,7 @@ def _cpu(case: Case) -> list[str]:
     policy = TopologyManagerPolicy(case.get("topology_policy", "none"))
     counts = case["topology"]
     on_host = dict(
-        host_problems(cpu_options(options), policy, counts["num_sockets"], counts["num_numa"])
+        socket_problems(cpu_options(options), policy, counts["num_sockets"], counts["num_numa"])
     )
     return [
         *_equal(expected["options"], found),

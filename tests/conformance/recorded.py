@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.config import model
+from agent.config import gates as feature_gates
 from agent.managers.cpu.topology import CpuCounts, CpuTopology
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.versions import KubernetesVersion
@@ -43,7 +43,7 @@ def machine_of(topology: Mapping[str, Any]) -> Machine:
 
 def gates_of(gates: Mapping[str, bool]) -> FeatureGates:
     """Return the feature gates of a case, which names only those that differ from defaults."""
-    return model.gates_of(gates, RECORDED)
+    return feature_gates.gates_of(gates, RECORDED)
 
 
 def topology_of(recorded: Mapping[str, Any]) -> CpuTopology:

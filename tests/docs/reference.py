@@ -11,7 +11,7 @@ import textwrap
 from typing import TYPE_CHECKING, Final
 
 from agent.cli.errors import ExitCode
-from agent.config.load import yaml_text
+from agent.config.document import yaml_text
 from agent.config.model import Config
 from deploy.site.configuration import MARKERS, WIDTH, wrapped, written_default
 from tests.docs.hosts import ROOT

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent.config.load import config_schema
+from agent.config.document import config_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.api import documents as wire
-from agent.config.kinds import seconds_of
+from agent.config.durations import seconds_of
 from agent.config.load import load_config, override
 from agent.config.model import ConfigError
 from agent.managers.allocation import MemoryBlock

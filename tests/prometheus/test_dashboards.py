@@ -13,7 +13,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from agent.config.model import MetricsConfig
+from agent.config.agent import MetricsConfig
 from agent.managers.policy import PluginDevice
 from agent.managers.registry import MANAGERS
 from agent.server import metrics as names

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from agent.config.model import MetricsConfig
+from agent.config.agent import MetricsConfig
 from tests.agent.server.support import in_loop, make_world, manifest, running
 from tests.agent.server.test_monitoring import fetch
 from tests.prometheus import program

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.api.pod_resources import Listing, allocatable_message
-from agent.config.model import POD_RESOURCES
+from agent.config.agent import POD_RESOURCES
 from agent.managers.admission import admit, remove
 from agent.managers.allocation import Origin
 from agent.managers.demand import demand_of

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from agent.api.documents import ConfigurationDocument
 from agent.cli.check import LEAST_SPACE
 from agent.cli.errors import ExitCode
-from agent.config.load import config_keys, load_config_file
+from agent.config.document import config_keys
+from agent.config.load import load_config_file
 from agent.reconcile.tasks import Task
 from agent.server.pod_records import STARTING_SECONDS
 from sysfs.mask import Mask

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from agent.cli import lab
 from agent.cli.errors import ExitCode
-from agent.config.model import HistoryConfig
+from agent.config.agent import HistoryConfig
 from tests.agent.cli.shell import in_background
 from tests.agent.server.support import PATIENCE, UID, manifest
 

@@ -18,7 +18,8 @@ from agent.cluster.nri.messages import Adjustment, PodSandbox, RuntimeContainer
 from agent.cluster.nri.session import ContainerRejectedError
 from agent.cluster.plugs import PLUGS
 from agent.cluster.runtime_events import RuntimeEvents
-from agent.config.model import BesideKubeletConfig, CgroupDriver, OnReject
+from agent.config.cluster import BesideKubeletConfig, OnReject
+from agent.config.model import CgroupDriver
 from agent.server.intake import PodIntake, SourceAdmissions
 from agent.server.wiring import Fakes, Wiring
 from agent.sources.source import SourceEntry, SourceReading

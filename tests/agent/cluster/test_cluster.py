@@ -19,7 +19,8 @@ from msgspec.structs import replace
 
 from agent.cli.main import run_command
 from agent.clock import SystemClock
-from agent.config.model import CgroupDriver, OnReject
+from agent.config.cluster import OnReject
+from agent.config.model import CgroupDriver
 from agent.managers.policy import TopologyManagerScope
 from agent.server import metrics as names
 from sysfs.mask import EMPTY, Mask

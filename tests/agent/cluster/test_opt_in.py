@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from agent.cluster.companions import OptInAdmissions
 from agent.cluster.kubelet.source import KubeletPods
 from agent.cluster.kubelet.tracked import MISSING_SECONDS
-from agent.config.model import BesideKubeletConfig
+from agent.config.cluster import BesideKubeletConfig
 from agent.managers.allocation import Source
 from agent.managers.device.kubelet import given_devices
 from agent.managers.policy import TopologyManagerPolicy

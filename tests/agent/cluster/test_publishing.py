@@ -13,7 +13,7 @@ from agent.cluster.kubelet.devices import KubeletDevices
 from agent.cluster.kubelet.source import KubeletPods
 from agent.cluster.publishing import CLUSTER_SOURCE, PERIOD_SECONDS, SETTLE_SECONDS
 from agent.cluster.runtime_events import RuntimeEvents
-from agent.config.model import KubernetesConfig, OnReject
+from agent.config.cluster import KubernetesConfig, OnReject
 from agent.managers.allocation import Source
 from agent.managers.device.kubelet import KubeletListing
 from agent.managers.policy import PluginDevice

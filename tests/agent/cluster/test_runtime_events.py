@@ -14,7 +14,7 @@ from agent.cluster.companions import of_kubelet
 from agent.cluster.nri.messages import ContainerResources, NriEvent, RuntimeInfo, subscription
 from agent.cluster.nri.session import ContainerRejectedError
 from agent.cluster.runtime_events import SUBJECT, RuntimeEvents
-from agent.config.model import OnReject
+from agent.config.cluster import OnReject
 from agent.pods.quantity import Quantity
 from agent.reconcile.diff import Cause, Difference
 from agent.server import metrics as names

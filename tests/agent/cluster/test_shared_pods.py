@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agent.cluster.pod_decisions import ASK_SECONDS
-from agent.config.model import OnReject
+from agent.config.cluster import OnReject
 from agent.managers.allocation import Source
 from agent.server import metrics as names
 from agent.state.checkpoint import SharedPod

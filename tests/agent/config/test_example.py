@@ -8,8 +8,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from agent.config.keys import paths
-from agent.config.load import load_config_file, notes_on
+from agent.config.load import load_config_file
 from agent.config.model import Config
+from agent.config.notes import notes_on
 from agent.yaml import plain, read_document
 from tests.docs.reference import CHANGED
 

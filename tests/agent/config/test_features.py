@@ -6,19 +6,15 @@ import json
 
 import pytest
 
+from agent.config.gates import GATES, OWN_GATES, gate_notes, gate_problems, gates_of
 from agent.config.load import load_config
-from agent.config.model import (
+from agent.config.model import Config
+from agent.config.policy_options import (
     CPU_OPTIONS,
-    GATES,
-    OWN_GATES,
-    Config,
     cpu_option_problems,
     cpu_options,
-    gate_notes,
-    gate_problems,
-    gates_of,
-    host_problems,
     prefers_closest,
+    socket_problems,
     topology_option_problems,
 )
 from agent.managers.policy import CpuPolicyOptions, FeatureGates, TopologyManagerPolicy
@@ -199,10 +195,10 @@ def test_a_signed_number_of_nodes_is_accepted_as_go_does() -> None:
 def test_align_by_socket_needs_a_host_and_a_policy_that_go_with_it() -> None:
     options = CpuPolicyOptions(align_by_socket=True)
     restricted = TopologyManagerPolicy.RESTRICTED
-    assert not list(host_problems(options, restricted, sockets=2, nodes=2))
-    assert list(host_problems(options, restricted, sockets=4, nodes=2))
-    assert list(host_problems(options, TopologyManagerPolicy.SINGLE_NUMA_NODE, 2, 2))
-    assert not list(host_problems(CpuPolicyOptions(), restricted, sockets=4, nodes=2))
+    assert not list(socket_problems(options, restricted, sockets=2, nodes=2))
+    assert list(socket_problems(options, restricted, sockets=4, nodes=2))
+    assert list(socket_problems(options, TopologyManagerPolicy.SINGLE_NUMA_NODE, 2, 2))
+    assert not list(socket_problems(CpuPolicyOptions(), restricted, sockets=4, nodes=2))
 
 
 @pytest.mark.shared

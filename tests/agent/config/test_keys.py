@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent import __version__
+from agent.config.gates import GATES, MEMORY_QOS
 from agent.config.keys import Section, paths, schema
 from agent.config.load import override
-from agent.config.model import GATES, MEMORY_QOS, Config, ConfigError
+from agent.config.model import Config, ConfigError
 from agent.pods.quantity import Quantity
 
 if TYPE_CHECKING:

@@ -10,16 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.config.agent import DevicePluginsConfig
+from agent.config.cluster import BesideKubeletConfig, KubernetesConfig
 from agent.config.devices import HostDeviceClass, criteria_text, variable_part
-from agent.config.kinds import duration_text, seconds_of
+from agent.config.durations import duration_text, seconds_of
 from agent.config.load import load_config, override
-from agent.config.model import (
-    BesideKubeletConfig,
-    Config,
-    ConfigError,
-    DevicePluginsConfig,
-    KubernetesConfig,
-)
+from agent.config.model import Config, ConfigError
 from tests.hostile.growth import demand_quick
 
 if TYPE_CHECKING:
@@ -110,7 +106,7 @@ def test_either_switch_needs_the_api_server() -> None:
         *(
             ("kubernetes.server", f"'{url}'", "is not a URL such as https://10.0.0.1:6443")
             for url in (
-                *("http://10.0.0.1:6443", "10.0.0.1:6443", "https://", "https://a:b"),
+                *("http://10.0.0.1:6443", "10.0.0.1:6443", "https://", "https://a:b", "HTTPS://a"),
                 *("https://a:0", "https://a:99999", "https://u:p@a", "https://a?x=1"),
                 *("https://a#x", "https://[fd00::1", "https://a b", "https://ä"),
             )

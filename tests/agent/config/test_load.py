@@ -12,31 +12,23 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from msgspec.structs import replace
 
-from agent.config import load
-from agent.config.devices import HostDeviceClass
-from agent.config.keys import paths
-from agent.config.kinds import MemoryReservation, Threshold
-from agent.config.load import (
-    config_schema,
-    config_yaml,
-    find_problems,
-    load_config,
-    load_config_file,
-    notes_on,
-    override,
-    yaml_text,
-)
-from agent.config.model import (
+from agent.config import checks
+from agent.config.agent import (
     AgentConfig,
-    CgroupDriver,
-    Config,
-    ConfigError,
     LimitsConfig,
     LogFormat,
     LoggingConfig,
     LogLevel,
     MetricsConfig,
 )
+from agent.config.amounts import MemoryReservation, Threshold
+from agent.config.checks import find_problems
+from agent.config.devices import HostDeviceClass
+from agent.config.document import config_schema, config_yaml, yaml_text
+from agent.config.keys import paths
+from agent.config.load import load_config, load_config_file, override
+from agent.config.model import CgroupDriver, Config, ConfigError
+from agent.config.notes import notes_on
 from agent.managers.policy import (
     CpuManagerPolicy,
     MemoryManagerPolicy,
@@ -205,6 +197,7 @@ MISTAKES: Final = (
     ("agent: {limits: {manifestBytes: 1}}", "is not a number of bytes from 1Ki to 1Gi"),
     ("agent: {devices: {gpu: []}}", "is not a resource of devices"),
     ("agent: {devices: {a.b/c: [{}]}}", "id is missing"),
+    ('agent: {devices: {a.b/c: [{id: ""}]}}', '"" is not the name of a device'),
     ("agent: {devices: {a.b/c: [{id: x, numaNodes: [-1]}]}}", "from 0 to 65535"),
     ("agent: {ignoredResources: [cpu]}", '"cpu" cannot be ignored: it is the node\'s own'),
     ("agent: {ignoredResources: [hugepages-2Mi]}", "cannot be ignored: it is the node's own"),
@@ -500,7 +493,7 @@ def test_what_needs_the_extra_says_how_to_get_it(
         return None if module == missing else find_spec(module)
 
     assert load_config(f"agent: {{{text}}}", "x") != Config()
-    monkeypatch.setattr(load, "find_spec", found)
+    monkeypatch.setattr(checks, "find_spec", found)
     assert load_config("{}", "x") == Config()
     with pytest.raises(ConfigError) as caught:
         load_config(f"agent: {{{text}}}", "x")

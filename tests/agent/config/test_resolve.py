@@ -9,17 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.config.kinds import Threshold
+from agent.config.amounts import Threshold
+from agent.config.capacity import nothing_allocatable, overcommitted_memory
 from agent.config.load import load_config
 from agent.config.model import Config, ConfigError
-from agent.config.resolve import (
-    nothing_allocatable,
-    overcommitted_memory,
-    resolve,
-    resolve_what_fits,
-    spread,
-    threshold_bytes,
-)
+from agent.config.reservations import spread, threshold_bytes
+from agent.config.resolve import resolve, resolve_what_fits
 from agent.managers.policy import (
     MemoryManagerPolicy,
     MemoryPolicy,

@@ -10,8 +10,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from agent.config.agent import AgentConfig
 from agent.config.devices import HostDeviceClass
-from agent.config.model import AgentConfig, Config
+from agent.config.model import Config
 from agent.devices import host
 from agent.devices.host import HostDevices, host_devices
 from agent.devices.provider import DeviceError, DeviceProvider

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from msgspec.structs import replace
 
 from agent.cluster.plugs import PLUGS
-from agent.config.model import CgroupDriver, Config, HistoryConfig
+from agent.config.agent import HistoryConfig
+from agent.config.model import CgroupDriver, Config
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import MemoryManagerPolicy, PluginDevice, TopologyManagerScope
 from agent.pods.manifest import load_pod

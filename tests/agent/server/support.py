@@ -21,7 +21,8 @@ from msgspec.structs import replace
 
 from agent.api.client import AgentClient
 from agent.cluster.plugs import PLUGS
-from agent.config.model import AgentConfig, Config, MetricsConfig
+from agent.config.agent import AgentConfig, MetricsConfig
+from agent.config.model import Config
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy
 from agent.managers.registry import MANAGERS
 from agent.reconcile.diff import unknown_writer

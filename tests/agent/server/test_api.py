@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.documents import AdmissionDocument, ErrorDocument, EventDocument, PodDocument, decode
-from agent.config.model import BesideKubeletConfig
+from agent.config.cluster import BesideKubeletConfig
 from agent.server import handlers as api_module
 from agent.server import metrics as names
 from agent.server.peers import Peer

@@ -15,7 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.documents import BindRequest, CordonRequest
-from agent.config.model import CgroupDriver, PodResourcesConfig
+from agent.config.agent import PodResourcesConfig
+from agent.config.model import CgroupDriver
 from agent.managers.policy import PluginDevice
 from agent.pods.manifest import load_pod
 from agent.pods.model import END, UNIT

@@ -34,8 +34,9 @@ from agent.cluster.kubelet.pods_api import V1ALPHA1
 from agent.cluster.kubelet.source import CONFIRM_PERIOD
 from agent.cluster.nri import session
 from agent.cluster.nri.messages import NriEvent
+from agent.config.agent import DevicePluginsConfig
+from agent.config.cluster import KubernetesConfig, OnReject
 from agent.config.devices import HostDeviceClass
-from agent.config.model import DevicePluginsConfig, KubernetesConfig, OnReject
 from agent.devices.host import HostDevices
 from agent.devices.lists import BURST
 from agent.managers.policy import MemoryManagerPolicy, PluginDevice

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.config.model import DevicePluginsConfig
+from agent.config.agent import DevicePluginsConfig
 from sysfs.mask import Mask
 from tests.agent.server.support import (
     OTHER_UID,

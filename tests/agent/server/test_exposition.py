@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.config.model import METRIC_NAMES
+from agent.config.agent import METRIC_NAMES
 from agent.devices import plugins as plugin
 from agent.devices.plugin_limits import ALLOCATION_DURATION, CALLS, METHODS, CallResult
 from agent.managers.metrics import (

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from agent.api.client import AgentError
 from agent.api.documents import BindRequest, DriftDocument, EventDocument
-from agent.config.model import HistoryConfig
+from agent.config.agent import HistoryConfig
 from agent.managers.policy import TopologyManagerPolicy
 from agent.managers.registry import MANAGERS
 from agent.server import metrics as names

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from agent.config.model import AgentConfig, Config
+    from agent.config.agent import AgentConfig
+    from agent.config.model import Config
     from tests.agent.server.support import Running, World
 
 STATIC = '{"policyName":"static","defaultCpuSet":"0-15"}'

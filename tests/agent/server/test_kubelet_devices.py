@@ -13,7 +13,8 @@ from agent.api.map import MapOwnerDocument
 from agent.cli.admission_text import admission_lines, failed_lines
 from agent.cli.history import history_lines
 from agent.cluster.kubelet.devices import KubeletDevices
-from agent.config.model import BesideKubeletConfig, PodResourcesConfig
+from agent.config.agent import PodResourcesConfig
+from agent.config.cluster import BesideKubeletConfig
 from agent.managers.allocation import API, KUBELET, Source
 from agent.managers.device.kubelet import KUBELET_DEVICES
 from agent.managers.policy import TopologyManagerPolicy

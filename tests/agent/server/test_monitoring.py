@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
-from agent.config.model import MetricsConfig
+from agent.config.agent import MetricsConfig
 from agent.reconcile.tasks import Task
 from agent.server.intruders import COUNT_SECONDS
 from sysfs.mask import Mask

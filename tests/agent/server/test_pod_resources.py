@@ -12,7 +12,7 @@ import pytest
 from grpc import aio
 from msgspec.structs import replace
 
-from agent.config.model import PodResourcesConfig
+from agent.config.agent import PodResourcesConfig
 from agent.rpc import LONGEST_MESSAGE, POD_RESOURCES_LISTER, V1, CallError, Client
 from agent.server import metrics as names
 from agent.server import pod_resources as module

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.config.model import AgentConfig
+from agent.config.agent import AgentConfig
 from agent.server.lifecycle import SHUTDOWN_SECONDS
 from systemd.bus import PATIENCE_SECONDS
 

@@ -10,7 +10,8 @@ from structlog.testing import capture_logs
 from agent.cli.errors import ExitCode, exit_code_of, lines_of
 from agent.clock import SystemClock
 from agent.cluster.plugs import PLUGS
-from agent.config.model import CgroupDriver, ConfigError, MetricsConfig
+from agent.config.agent import MetricsConfig
+from agent.config.model import CgroupDriver, ConfigError
 from agent.reconcile.report import EnforcementStartError
 from agent.server.errors import StartError
 from agent.server.wiring import Fakes, Wiring, most_processes

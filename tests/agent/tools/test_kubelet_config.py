@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config.load import config_yaml, load_config
+from agent.config.document import config_yaml
+from agent.config.load import load_config
 from agent.config.model import ConfigError, MemoryReservationPolicy, NodeAllocatable
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerScope
 from agent.tools.kubelet_config import SHARED, import_kubelet_config

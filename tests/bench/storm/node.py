@@ -24,7 +24,9 @@ from msgspec.structs import replace
 
 from agent.clock import SystemClock
 from agent.cluster.plugs import PLUGS
-from agent.config.model import AgentConfig, BesideKubeletConfig, CgroupDriver, Config, MetricsConfig
+from agent.config.agent import AgentConfig, MetricsConfig
+from agent.config.cluster import BesideKubeletConfig
+from agent.config.model import CgroupDriver, Config
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy, TopologyManagerScope
 from agent.server import log as logs
 from agent.server.memory import settle_memory

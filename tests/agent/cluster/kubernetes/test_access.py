@@ -16,7 +16,7 @@ from agent.cluster.api_server import (
     node_name,
     with_credentials_of_unit,
 )
-from agent.config.model import KubernetesConfig
+from agent.config.cluster import KubernetesConfig
 
 IN_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 CONFIGURED = KubernetesConfig(server="https://10.0.0.1:6443")
