@@ -18,7 +18,8 @@ from agent.managers.admission import remove
 from agent.managers.allocation import Origin
 from agent.managers.demand import node_requests
 from agent.managers.rules import with_cordon
-from agent.managers.trials import decided, quantity_of
+from agent.managers.trials import decided
+from agent.pods.changes import quantity_of
 from agent.pods.model import CPU, MEMORY, Container, ContainerKind, Pod, Resources, spec_digest
 from sysfs.mask import EMPTY
 

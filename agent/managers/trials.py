@@ -1,16 +1,23 @@
-"""What would let a rejected pod be admitted: changes that were put to the decision function.
+"""Trials: which change would let a rejected pod be admitted.
 
-Nothing is advised that was not tried and admitted; a change that is not listed may help as well,
-since only some are tried. Tried are the end of the cordon and of other pods, weaker policies, a
-smaller request of one resource, whole cores in place of a part, siblings that do not stay idle, a
-larger budget where containers that share it would have nothing, and limits equal to requests where
-a pod requires CPUs of its own. Another request counts only if the same containers as before may
-have exclusive resources: less isolation is not what was asked for.
+In go the rules, the ledger and the pod. Out comes advice, and each advice was tried: the change was
+put to the decision function, and the pod was admitted. A change that is not advised may help as
+well, since only these are tried, in this order:
+
+1. The cordon ends.
+2. The pod-level budget is larger: where containers that share it would have nothing.
+3. Limits equal requests: where the pod requires CPUs of its own.
+4. A container requests whole CPUs, or whole cores: where the pod requires that.
+5. An annotation is left out that asks for idle siblings, or for a class of memory.
+6. One key of the policy demands less.
+7. One request is smaller, or is rounded up to whole cores. The same containers as before must be
+   eligible for exclusive resources: less isolation is not what was asked for.
+8. Other pods end: one, or several together where no single one helps.
 """
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +39,12 @@ from agent.managers.policy import (
 )
 from agent.managers.rejection import empty_pool_rejection
 from agent.managers.rules import restored, with_cordon
+from agent.pods.changes import (
+    quantity_of,
+    with_amount,
+    with_limits_as_requests,
+    without_annotation,
+)
 from agent.pods.model import (
     CPU,
     MEMORY,
@@ -43,56 +56,51 @@ from agent.pods.model import (
     isolation_annotation,
     required,
 )
-from agent.pods.quantity import Quantity
 from agent.pods.requests import is_memory_type
 from agent.pods.validation import find_problems
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision
     from agent.managers.ledger import Ledger
     from agent.managers.policy import Policy
     from agent.managers.rules import EffectivePolicy
-    from agent.pods.model import Container, Pod
+    from agent.pods.model import Pod
 
 
-#: How many changes are tried for one rejection: 20 to 50 were, in 3 to 5 ms on 2 nodes, 18 on 8.
+#: The most trials for one rejection. A rejection took 20 to 50: 3 to 5 ms on 2 nodes, 18 on 8.
 MOST_TRIALS: Final = 100
-#: Of these, at most so many for other pods: half end one pod, half look for several.
+#: The most trials in which other pods end: one half with one pod each, one half with several.
 _MOST_ENDS: Final = 40
-#: How many requests are made smaller, the largest first.
+#: The most requests that are made smaller, the largest of each resource first.
 _MOST_REQUESTS: Final = 6
 _GIB: Final = 1 << 30
-#: A budget grows by no less memory.
+#: The least memory by which a budget grows, in bytes.
 _LEAST_MEMORY: Final = 64 << 20
-#: From here on memory is made smaller by whole GiB.
+#: From this size on, memory changes by whole GiB.
 _LARGE: Final = 4 * _GIB
 
 
 class PolicyChange(Struct, frozen=True):
-    """A weaker policy: the configuration's key and value, and what is lost (None: see below).
-
-    Without a fixed loss the nodes of what the pod would get are named.
-    """
+    """A policy that demands less, by one key of the configuration."""
 
     key: str
     value: str
     policy: Policy
+    #: What the pod loses; None: the advice names the nodes where its resources would be.
     loss: str | None = None
 
 
 def advise(
     rules: EffectivePolicy, ledger: Ledger, pod: Pod, most: int = MOST_TRIALS
 ) -> Iterator[Advice | None]:
-    """Yield once for each change that was tried: the advice if the pod was admitted, else None.
+    """Yield the advice of each trial after which the pod was admitted, None for the other trials.
 
-    Pure; the caller may stop at any time, or work on something else between two trials. The trials
-    are ordered by what they cost others: the cordon and policies first, then the pod's own
-    requests, then pods. A pod that would be admitted as it is (what it lacked is free by now) needs
-    no change.
+    Pure; the caller may stop at any time, or do something else between two trials. A pod that would
+    be admitted as it is, since what it lacked is free by now, needs no change.
     """
     if decided(rules, ledger, pod).admitted:
         return iter((Advice(AdviceKind.AGAIN, "admit the pod again, as it is"),))
@@ -106,11 +114,11 @@ def advise(
         _requests(rules, ledger, pod),
         _ends(rules, ledger, pod),
     )
-    return islice((each for some in trials for each in some), most)
+    return islice(chain.from_iterable(trials), most)
 
 
 def decided(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
-    """Return the decision where device plugins have no preference, which rejects no pod."""
+    """Return the decision as if device plugins preferred nothing; a preference rejects no pod."""
     decision = admit(rules, ledger, pod)
     while decision.suspended is not None:
         decision = decision.suspended.resume(dict.fromkeys(decision.suspended.questions, ()))
@@ -128,9 +136,10 @@ def _uncordon(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advi
 
 
 def with_larger_budget(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> tuple[Pod, list[str]]:
-    """Return the pod with what its budget lacks for the containers that share it (KEP-5526).
+    """Return the pod with a larger budget, and the resources of which the budget has more.
 
-    And the names of the resources of which it has more: one step each, as often as that is lacking.
+    They are the resources of which the containers that share the budget would have nothing
+    (KEP-5526). The budget grows by one step of a resource at a time.
     """
     lacking: list[str] = []
     while pod.resources is not None and len(lacking) < _MOST_REQUESTS:
@@ -142,9 +151,12 @@ def with_larger_budget(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> tupl
         amount = budget_of(rules, pod, empty.resource)
         least = _LEAST_MEMORY if empty.resource == MEMORY else 0
         amount += max(_step(rules, pod, empty.resource, amount), least)
-        stated = {empty.resource: quantity_of(empty.resource, amount)}
-        more = Resources(*(MappingProxyType({**each, **stated}) for each in _both(pod.resources)))
-        pod = replace(pod, resources=more)
+        larger = {empty.resource: quantity_of(empty.resource, amount)}
+        resources = Resources(
+            MappingProxyType({**pod.resources.requests, **larger}),
+            MappingProxyType({**pod.resources.limits, **larger}),
+        )
+        pod = replace(pod, resources=resources)
     return pod, list(dict.fromkeys(lacking))
 
 
@@ -152,10 +164,6 @@ def budget_of(rules: EffectivePolicy, pod: Pod, resource: str) -> int:
     """Return how much of a resource the pod's budget has, CPUs in millicores."""
     demand = rules.demand(pod)
     return 1000 * demand.cpus if resource == CPU else demand.memory.get(resource, 0)
-
-
-def _both(resources: Resources) -> tuple[Mapping[str, Quantity], Mapping[str, Quantity]]:
-    return resources.requests, resources.limits
 
 
 def _larger_budget(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
@@ -169,39 +177,15 @@ def _larger_budget(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator
         yield None
         return
     changes = [
-        f"{node_amount_text(each, budget_of(rules, larger, each))} of {each} instead of "
-        f"{node_amount_text(each, budget_of(rules, pod, each))}"
-        for each in lacking
+        f"{node_amount_text(name, budget_of(rules, larger, name))} of {name} instead of "
+        f"{node_amount_text(name, budget_of(rules, pod, name))}"
+        for name in lacking
     ]
     yield Advice(
         AdviceKind.BUDGET,
         f"request {' and '.join(changes)} in the pod's budget, for the containers that share it",
         resource=lacking[0],
         amount=budget_of(rules, larger, lacking[0]),
-    )
-
-
-def with_limits_as_requests(pod: Pod) -> Pod:
-    """Return the pod with CPU and memory of each container limited to what it requests.
-
-    Of what is only limited or only requested the amount that is there.
-    """
-
-    def even(each: Container) -> Container:
-        requests, limits = _both(each.resources)
-        stated = {name: requests.get(name, limits.get(name)) for name in (CPU, MEMORY)}
-        amounts = {name: amount for name, amount in stated.items() if amount is not None}
-        return replace(
-            each,
-            resources=Resources(
-                MappingProxyType({**requests, **amounts}), MappingProxyType({**limits, **amounts})
-            ),
-        )
-
-    return replace(
-        pod,
-        containers=tuple(map(even, pod.containers)),
-        init_containers=tuple(map(even, pod.init_containers)),
     )
 
 
@@ -219,43 +203,39 @@ def _guaranteed(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Ad
 
 
 def _whole(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
-    """Round the CPUs of one container up, to whole ones or to whole cores as the pod requires."""
-    rounded = _requires_own_cpus(pod) and pod.resources is None
-    for container in pod.all_containers() if rounded else ():
+    """Round the CPUs of one container up, to whole CPUs or to whole cores as the pod requires."""
+    if not _requires_own_cpus(pod) or pod.resources is not None:
+        return
+    for container in pod.all_containers():
         limit = container.resources.limits.get(CPU)
         if limit is None:
             continue
-        asked, step = limit.milli_value, _step(rules, pod, CPU, limit.milli_value)
-        amount = -(-asked // step) * step
-        if amount == asked:
+        before = limit.milli_value
+        step = _step(rules, pod, CPU, before)
+        amount = -(-before // step) * step
+        if amount == before:
             continue
         larger = with_amount(pod, container.name, CPU, amount)
         if find_problems(larger) or not decided(rules, ledger, larger).admitted:
             yield None
         else:
-            yield _request(container.name, CPU, asked, amount)
+            yield _other_request(container.name, CPU, before, amount)
 
 
 def _requires_own_cpus(pod: Pod) -> bool:
     return not required(pod.annotations).isdisjoint((Quality.EXCLUSIVE, Quality.WHOLE_CORES))
 
 
-def _request(container: str | None, resource: str, asked: int, amount: int) -> Advice:
-    before, after = (node_amount_text(resource, each) for each in (asked, amount))
-    of = "" if container is None else f" in container {container}"
+def _other_request(container: str | None, resource: str, before: int, amount: int) -> Advice:
+    old, new = node_amount_text(resource, before), node_amount_text(resource, amount)
+    where = "" if container is None else f" in container {container}"
     return Advice(
         AdviceKind.REQUEST,
-        f"request {after} of {resource}{of} instead of {before}",
+        f"request {new} of {resource}{where} instead of {old}",
         container=container,
         resource=resource,
         amount=amount,
     )
-
-
-def without_annotation(pod: Pod, annotation: str) -> Pod:
-    """Return the pod without what it asks for with an annotation."""
-    left = {name: text for name, text in pod.annotations.items() if name != annotation}
-    return replace(pod, annotations=MappingProxyType(left))
 
 
 def _annotation(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
@@ -275,7 +255,7 @@ def _annotation(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Ad
 
 
 def weaker_policies(policy: Policy) -> Iterator[PolicyChange]:
-    """Yield the policies that demand less than this one, each changed by one key."""
+    """Yield policies that demand less, each changed by one key; of one key the mildest first."""
     topology, cpu = policy.topology, policy.cpu
     order = list(TopologyManagerPolicy)
     for value in reversed(order[: order.index(topology.policy)]):
@@ -336,16 +316,16 @@ _OPTIONS: Final = (
 
 
 def _policies(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
-    found: set[str] = set()
+    helpful: set[str] = set()
     for change in weaker_policies(rules.policy):
-        if change.key in found:
+        if change.key in helpful:  # a milder value of this key is enough
             continue
         weaker = replace(rules, policy=change.policy)
         allocation = decided(weaker, restored(weaker, ledger), pod).allocation
         if allocation is None:
             yield None
             continue
-        found.add(change.key)
+        helpful.add(change.key)
         loss = change.loss or _places(rules, allocation)
         if change.value == TopologyManagerPolicy.NONE:
             loss = f"{loss}, by chance: nothing is aligned"
@@ -365,117 +345,76 @@ def _places(rules: EffectivePolicy, allocation: PodAllocation) -> str:
     for block in (*allocation.memory, *(b for c in allocation.containers for b in c.memory)):
         memory |= block.nodes
     places = [
-        f"{what} on {nodes_text(nodes)}"
-        for what, nodes in (("CPUs", cpus), ("memory", memory))
+        f"{resource} on {nodes_text(nodes)}"
+        for resource, nodes in (("CPUs", cpus), ("memory", memory))
         if nodes
     ]
-    said = ", ".join(places) or "nothing exclusive"
+    text = ", ".join(places) or "nothing exclusive"
     if len(cpus | memory) == 1:
-        return said
-    return f"{said}: {'spread' if cpus == memory else 'not aligned'}"
+        return text
+    return f"{text}: {'spread' if cpus == memory else 'not aligned'}"
 
 
 class _Request(Struct, frozen=True):
-    """One amount that could be another: of a container, or of the pod-level resources (None)."""
+    """One request that could have another amount."""
 
+    #: None: of the pod-level resources.
     container: str | None
     resource: str
-    #: The amount asked for, and of what it could be a multiple, in the resource's unit.
-    asked: int
+    #: In millicores for `cpu`, else in whole units; so is `step`.
+    amount: int
+    #: Other amounts are multiples of this.
     step: int
-
-
-def with_amount(pod: Pod, container: str | None, resource: str, amount: int) -> Pod:
-    """Return the pod with another amount of one resource, requested and limited alike.
-
-    `amount` is in millicores for `cpu`, else in whole units. A request that is smaller stays where
-    the amount is below the limit.
-    """
-    if container is None:
-        if pod.resources is None:
-            return pod
-        return replace(pod, resources=_with_amount(pod.resources, resource, amount))
-
-    def changed(each: Container) -> Container:
-        if each.name != container:
-            return each
-        return replace(each, resources=_with_amount(each.resources, resource, amount))
-
-    return replace(
-        pod,
-        containers=tuple(map(changed, pod.containers)),
-        init_containers=tuple(map(changed, pod.init_containers)),
-    )
-
-
-def _with_amount(resources: Resources, resource: str, amount: int) -> Resources:
-    new = quantity_of(resource, amount)
-    limit = resources.limits.get(resource)
-    larger = limit is not None and limit < new
-
-    def changed(amounts: Mapping[str, Quantity]) -> Mapping[str, Quantity]:
-        known = amounts.get(resource)
-        if known is None or (known <= new and not larger):
-            return amounts
-        return MappingProxyType({**amounts, resource: new})
-
-    return Resources(changed(resources.requests), changed(resources.limits))
-
-
-def quantity_of(resource: str, amount: int) -> Quantity:
-    """Return an amount of a resource, in millicores for `cpu`, else in whole units."""
-    if resource == CPU:
-        return Quantity.parse(f"{amount}m")
-    return Quantity.of_bytes(amount) if is_memory_type(resource) else Quantity.of(amount)
 
 
 def _requests(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
     for request in islice(_shrinkable(rules, pod), _MOST_REQUESTS):
         yield from _shrunk(rules, ledger, pod, request)
-        is_odd = request.resource == CPU and request.asked % request.step
-        if is_odd and not _requires_own_cpus(pod):
+        is_partial = request.resource == CPU and request.amount % request.step
+        if is_partial and not _requires_own_cpus(pod):  # which was tried before
             yield _rounded_up(rules, ledger, pod, request)
 
 
 def _shrinkable(rules: EffectivePolicy, pod: Pod) -> Iterator[_Request]:
-    """Yield what could be smaller: of each resource the largest amount, CPUs first."""
+    """Yield the requests that could be smaller: of each resource the largest, CPUs first."""
     largest: dict[str, _Request] = {}
     of_pod = [] if pod.resources is None else [(None, pod.resources)]
     for name, resources in (
         *of_pod,
-        *((each.name, each.resources) for each in pod.all_containers()),
+        *((container.name, container.resources) for container in pod.all_containers()),
     ):
         for resource, limit in {**resources.requests, **resources.limits}.items():
-            asked = limit.milli_value if resource == CPU else limit.value
-            known = largest.get(resource)
-            if known is None or (known.container is not None and asked > known.asked):
-                step = _step(rules, pod, resource, asked)
-                largest[resource] = _Request(name, resource, asked, step)
+            amount = limit.milli_value if resource == CPU else limit.value
+            other = largest.get(resource)
+            if other is None or (other.container is not None and amount > other.amount):
+                step = _step(rules, pod, resource, amount)
+                largest[resource] = _Request(name, resource, amount, step)
     for resource in sorted(largest, key=native_first):
         yield largest[resource]
 
 
-def _step(rules: EffectivePolicy, pod: Pod, resource: str, asked: int) -> int:
+def _step(rules: EffectivePolicy, pod: Pod, resource: str, amount: int) -> int:
+    """Return the unit in which a request changes: a core or CPU, a GiB or page, or one."""
     if resource == CPU:
         whole_cores = Quality.WHOLE_CORES in required(pod.annotations)
         whole = whole_cores or rules.policy.cpu.options.full_pcpus_only
         threads = max((len(Mask(core.cpus)) for core in rules.machine.cpus.cores), default=1)
         return 1000 * threads if whole else 1000
-    if resource == MEMORY and asked >= _LARGE:
+    if resource == MEMORY and amount >= _LARGE:
         return _GIB
     if is_memory_type(resource):
-        return page_size(rules.machine, resource) or asked
+        return page_size(rules.machine, resource) or amount
     return 1
 
 
 def _shrunk(
     rules: EffectivePolicy, ledger: Ledger, pod: Pod, request: _Request
 ) -> Iterator[Advice | None]:
-    """Look for the largest smaller amount that is admitted, by halves: each one is tried."""
+    """Look for the largest smaller amount that is admitted, by halving."""
     eligible = _eligible(rules, pod)
-    best, low, high = 0, 1, (request.asked - 1) // request.step
+    best, low, high = 0, 1, (request.amount - 1) // request.step
     while low <= high:
-        # The smallest first: where not even that helps, nothing smaller does.
+        # The smallest amount first: if that is rejected, larger ones are not tried.
         middle = low if not best else (low + high + 1) // 2
         amount = middle * request.step
         smaller = with_amount(pod, request.container, request.resource, amount)
@@ -487,19 +426,19 @@ def _shrunk(
             high = middle - 1
         yield None
     if best:
-        yield _request(request.container, request.resource, request.asked, best * request.step)
+        amount = best * request.step
+        yield _other_request(request.container, request.resource, request.amount, amount)
 
 
 def _rounded_up(
     rules: EffectivePolicy, ledger: Ledger, pod: Pod, request: _Request
 ) -> Advice | None:
     """Return the advice to request whole cores (or whole CPUs), None if that does not help."""
-    amount = -(-request.asked // request.step) * request.step
+    amount = -(-request.amount // request.step) * request.step
     larger = with_amount(pod, request.container, request.resource, amount)
-    admitted = _is_admitted(rules, ledger, larger, _eligible(rules, pod))
-    return (
-        _request(request.container, request.resource, request.asked, amount) if admitted else None
-    )
+    if not _is_admitted(rules, ledger, larger, _eligible(rules, pod)):
+        return None
+    return _other_request(request.container, request.resource, request.amount, amount)
 
 
 def _is_admitted(
@@ -511,12 +450,12 @@ def _is_admitted(
 
 
 def _eligible(rules: EffectivePolicy, pod: Pod) -> tuple[frozenset[str], ...]:
-    """Return by container what it may have exclusively."""
-    return tuple(frozenset(each.exclusive) for each in rules.demand(pod).eligibility())
+    """Return for each container of which managers it may have exclusive resources."""
+    return tuple(frozenset(item.exclusive) for item in rules.demand(pod).eligibility())
 
 
 def _ends(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
-    """Try the end of single pods, the latest first; where none helps, of several together."""
+    """Let single pods end, the latest first; where none of these helps, several together."""
     latest = list(ledger.allocations)[: -_MOST_ENDS // 2 - 1 : -1]
     helped = False
     for uid in latest:
@@ -532,7 +471,7 @@ def _ends(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice |
 def _several(
     rules: EffectivePolicy, ledger: Ledger, pod: Pod, latest: Iterable[str]
 ) -> Iterator[Advice | None]:
-    """End one pod after the other until the pod is admitted, then keep those that need not end."""
+    """Let one pod more end at a time until the pod is admitted, then keep each that may stay."""
     gone: list[str] = []
     admitted = False
     for uid in latest:
@@ -544,7 +483,7 @@ def _several(
     if not admitted:
         return
     for uid in tuple(gone[:-1]):
-        fewer = [each for each in gone if each != uid]
+        fewer = [other for other in gone if other != uid]
         if decided(rules, _without(rules, ledger, fewer), pod).admitted:
             gone = fewer
         yield None

@@ -20,10 +20,9 @@ from agent.managers.trials import (
     advise,
     budget_of,
     weaker_policies,
-    with_amount,
     with_larger_budget,
-    with_limits_as_requests,
 )
+from agent.pods.changes import with_amount, with_limits_as_requests
 from agent.pods.model import REQUIRE
 from sysfs.described import regular_host
 from tests.agent.managers.drafts import with_pod
