@@ -26,7 +26,7 @@ from agent.cli.options import (
 from agent.cli.output import has_colours, print_document, print_encoded, print_lines, warn
 from agent.cli.watching import check_watch, draw_again
 from agent.tools.map.owners import owner_lines
-from agent.tools.map.parts import painted, plain
+from agent.tools.map.spans import painted, plain
 from agent.tools.map.text import MapLayout, map_lines
 from sysfs.capture import capture as write_capture
 from sysfs.discover import discover

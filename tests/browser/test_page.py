@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent.tools.map.parts import marks_of
+from agent.tools.map.marks import marks_of
 from tests.agent.server.support import in_loop
 from tests.browser.devtools import PageError, connected
 from tests.browser.fake_agent import TOKEN, dashboard_of

@@ -30,8 +30,9 @@ from agent.api.client import DEFAULT_TIMEOUT, Unreachable, reason_of
 from agent.api.documents import ErrorBody, ErrorDocument, decode, encode
 from agent.api.map import CpuUse, MapCpuDocument, MapDocument, is_shared
 from agent.text import printable
+from agent.tools.map.devices import device_word
 from agent.tools.map.parts import MappedPart, parts_of
-from agent.tools.map.text import COLLAPSE_ABOVE, Fold, device_word, folds_of
+from agent.tools.map.text import COLLAPSE_ABOVE, Fold, folds_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping

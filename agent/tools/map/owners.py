@@ -1,4 +1,4 @@
-"""Who has single CPUs, or those of a node, by name: what the map shows with letters."""
+"""Who has some CPUs, in words: `numawarden map 4-7` names the pods that the map marks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.api.map import CpuUse
 from agent.pods.model import full_name
-from agent.tools.map.text import id_list
+from agent.tools.map.words import id_list, plural
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -24,14 +24,15 @@ _USES: Final = {
 
 
 def owner_lines(document: MapDocument, cpus: Mask) -> Iterator[str]:
-    """Yield a line for all of the CPUs that have the same owner, state and node."""
+    """Yield a line for each owner, use and node, with all CPUs of which these are the same."""
     names = {pod.uid: full_name(pod) for pod in document.pods}
-    alike: dict[str, list[int]] = defaultdict(list)
+    groups: dict[str, list[int]] = defaultdict(list)
     for cpu in document.cpus:
         if cpu.id in cpus:
-            alike[_text(cpu, names)].append(cpu.id)
-    for text, ids in alike.items():
-        yield f"CPU{'s' if len(ids) > 1 else ''} {id_list(Mask.from_ids(ids))}: {text}"
+            groups[_text(cpu, names)].append(cpu.id)
+    for text, ids in groups.items():
+        noun = "CPU" if len(ids) == 1 else plural("CPU")
+        yield f"{noun} {id_list(Mask.from_ids(ids))}: {text}"
 
 
 def _text(cpu: MapCpuDocument, names: Mapping[str, str]) -> str:

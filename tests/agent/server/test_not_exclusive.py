@@ -15,7 +15,7 @@ from agent.cli.pod_text import pod_lines
 from agent.reconcile.backoff import AT_ONCE
 from agent.reconcile.tasks import Task
 from agent.server.conditions import ConditionType
-from agent.tools.map.parts import plain
+from agent.tools.map.spans import plain
 from agent.tools.map.text import map_lines
 from sysfs.mask import Mask
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, next_event, running

@@ -7,16 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.api.map import MapMemoryDocument, MapNodeDocument, map_of_host
-from agent.tools.map.parts import plain
-from agent.tools.map.text import (
-    BAR,
-    distance_lines,
-    memory_lines,
-    memory_text,
-    nearest_text,
-    segments,
-    size_text,
-)
+from agent.tools.map.distances import distance_lines
+from agent.tools.map.memory import BAR, memory_lines, memory_text, nearest_text, segments
+from agent.tools.map.spans import plain
+from agent.tools.map.words import size_text
 from sysfs.described import regular_host
 from sysfs.host import Host, Node
 from sysfs.mask import Mask

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from agent.api.map import map_of_host
-from agent.tools.map.parts import alike, cores_text, parts_of
+from agent.tools.map.parts import cores_text, parts_of, runs_of
 from sysfs.described import regular_host, with_offline
 from sysfs.host import CoreKind
 from sysfs.mask import Mask
@@ -57,7 +57,7 @@ def test_unknown_caches_and_packages_are_left_out() -> None:
 
 
 def test_parts_that_differ_in_ids_alone_are_alike() -> None:
-    assert [len(run) for run in alike(_parts(regular_host(packages=3)))] == [3]
+    assert [len(run) for run in runs_of(_parts(regular_host(packages=3)))] == [3]
 
 
 def test_hybrid_cores_are_counted_by_kind() -> None:

@@ -22,8 +22,9 @@ from agent.api.map import (
 from agent.managers.device.kubelet import KubeletListing
 from agent.pods.model import GivenDevice
 from agent.tools.map.owners import owner_lines
-from agent.tools.map.parts import painted, plain
-from agent.tools.map.text import MapLayout, id_list, map_lines
+from agent.tools.map.spans import painted, plain
+from agent.tools.map.text import MapLayout, map_lines
+from agent.tools.map.words import id_list
 from sysfs.described import regular_host, with_memory_only_nodes, with_offline
 from sysfs.discover import discover
 from sysfs.host import Device, WithheldCpus
