@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from agent.cluster.adjustments import adjustment_of, agrees
-from agent.cluster.nri.session import ContainerRejectedError
+from agent.cluster.nri.handler import ContainerRejectedError
 from agent.cluster.pod_decisions import PodDecisions, PodState, in_time
 from agent.cluster.resizes import pod_resize_rejected, resize_rejected
 from agent.config.cluster import OnReject
@@ -55,7 +55,7 @@ SUBJECT: Final = "container runtime"
 
 
 class RuntimeEvents:
-    """Answers the events of a container runtime (`agent.cluster.nri.session.RuntimeHandler`).
+    """Answers the events of a container runtime (`agent.cluster.nri.handler.RuntimeHandler`).
 
     `pods` is the source of the pods, `intake` has the controller admit and remove what it asks for.
     """

@@ -306,7 +306,7 @@ TOPOLOGY_PUBLICATIONS: Final = counter(
     "Attempts to publish the NodeResourceTopology (agent.kubernetes.publishTopology).",
     result=_API_RESULTS,
 )
-#: The requests of a runtime that are subscribed to (`agent.cluster.nri.messages`).
+#: The requests of a runtime that are subscribed to (`agent.cluster.nri.events`).
 _RUNTIME_METHODS: Final = (
     "Synchronize",
     "RunPodSandbox",

@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.cluster.nri.messages import V1ALPHA1, Adjustment, NriEvent
+from agent.cluster.nri.events import NriEvent
+from agent.cluster.nri.messages import V1ALPHA1, Adjustment
 from sysfs.mask import Mask
 from tests.agent.cluster.nri.support import CONTAINER, POD, RecordingHandler, serving
 from tests.bench.measure import of_samples

@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.cluster.nri.messages import PLUGIN, RUNTIME, V1ALPHA1, NriEvent
+from agent.cluster.nri.events import NriEvent
+from agent.cluster.nri.messages import PLUGIN, RUNTIME, V1ALPHA1
 from agent.rpc import Messages
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from agent.cluster.nri.protocol import LONGEST_RECEIVED, Demultiplexer, MessageReader
+from agent.cluster.nri.framing import LONGEST_RECEIVED, Demultiplexer, MessageReader
 from tests.fakes.nri_runtime import frame, ttrpc_message
 from tests.hostile.growth import demand_quick
 

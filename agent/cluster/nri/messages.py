@@ -1,27 +1,26 @@
-"""The messages of NRI (`nri.pkg.api.v1alpha1`) and its events: what a plugin reads and writes.
+"""The messages of NRI (`nri.pkg.api.v1alpha1`), and the values that they become.
 
-Fields that no answer depends on (mounts, hooks, namespaces, ...) are left out, and skipped when
-they arrive. Source: github.com/containerd/nri, pkg/api/api.proto, v0.6.0 to v0.12.2. All other
-modules have pods, containers and adjustments as the values below, not as messages.
+In: messages of a runtime, and adjustments. Out: pods, containers and resources as the structs
+below, and messages to a runtime. Fields that no answer depends on (mounts, hooks, namespaces, ...)
+are left out, and skipped when they arrive. Source: github.com/containerd/nri, pkg/api/api.proto,
+v0.6.0 to v0.12.2.
 """
 
 from __future__ import annotations
 
-import re
-from enum import IntEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.cluster.nri.protocol import words
+from agent.cluster.nri.ttrpc import words
 from agent.pods.model import LONGEST_NAME
 from agent.rpc import MAP, Fields, Messages
 from agent.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from agent.rpc import Message
     from sysfs.mask import Mask
@@ -128,92 +127,14 @@ _STATES: Final = ("unknown", "created", "paused", "running", "stopped")
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-class NriEvent(IntEnum):
-    """The events of pods and containers, by their numbers (enum Event of NRI)."""
-
-    RUN_POD_SANDBOX = 1
-    STOP_POD_SANDBOX = 2
-    REMOVE_POD_SANDBOX = 3
-    CREATE_CONTAINER = 4
-    POST_CREATE_CONTAINER = 5
-    START_CONTAINER = 6
-    POST_START_CONTAINER = 7
-    UPDATE_CONTAINER = 8
-    POST_UPDATE_CONTAINER = 9
-    STOP_CONTAINER = 10
-    REMOVE_CONTAINER = 11
-    UPDATE_POD_SANDBOX = 12
-    POST_UPDATE_POD_SANDBOX = 13
-
-    @property
-    def method(self) -> str:
-        """The name of the event's own method."""
-        return "".join(word.capitalize() for word in self.name.split("_"))
-
-
-#: The events by the names of their methods.
-EVENTS: Final[Mapping[str, NriEvent]] = MappingProxyType(
-    {event.method: event for event in NriEvent}
-)
-
-#: What is subscribed to with every runtime: what is answered or noted. A container
-#: that started is one of which the runtime says so after its start.
-_ALWAYS: Final = (
-    NriEvent.RUN_POD_SANDBOX,
-    NriEvent.STOP_POD_SANDBOX,
-    NriEvent.REMOVE_POD_SANDBOX,
-    NriEvent.CREATE_CONTAINER,
-    NriEvent.POST_START_CONTAINER,
-    NriEvent.UPDATE_CONTAINER,
-    NriEvent.STOP_CONTAINER,
-    NriEvent.REMOVE_CONTAINER,
-)
-#: Known since NRI 0.10. Only since NRI 0.12 does a runtime say which NRI it has; before that, its
-#: own version has to do. An event that a runtime does not know makes it forget the plugin: it logs
-#: an error, keeps the connection, and never sends anything again.
-_SINCE_0_10: Final = (NriEvent.UPDATE_POD_SANDBOX,)
-_FIRST_WITH_0_10: Final = MappingProxyType({"containerd": (2, 2), "cri-o": (1, 34)})
-_VERSION: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\D|$)")
-
-
-def subscription(runtime: str, version: str, nri_version: str) -> Collection[NriEvent]:
-    """Return the events to subscribe to, from what a runtime says of itself in Configure."""
-    known = _knows_0_10(runtime, version, nri_version)
-    return (*_ALWAYS, *_SINCE_0_10) if known else _ALWAYS
-
-
-def smallest_subscription() -> Collection[NriEvent]:
-    """Return the events that every runtime knows."""
-    return _ALWAYS
-
-
-def event_mask(events: Collection[NriEvent]) -> int:
-    """Return the bits of a ConfigureResponse."""
-    return sum(1 << (event - 1) for event in events)
-
-
-def _knows_0_10(runtime: str, version: str, nri_version: str) -> bool:
-    if nri_version:
-        return _at_least(nri_version, (0, 10))
-    first = _FIRST_WITH_0_10.get(runtime.lower())
-    return first is not None and _at_least(version, first)
-
-
-def _at_least(version: str, first: tuple[int, int]) -> bool:
-    found = _VERSION.match(version)
-    return found is not None and (int(found[1]), int(found[2])) >= first
-
-
 class RuntimeInfo(Struct, frozen=True):
-    """A runtime as it introduces itself.
-
-    `nri_version` is empty before NRI 0.12. `request_timeout_ms` is how long it waits for an answer
-    to any request, 0 if it does not say.
-    """
+    """A runtime as it introduces itself."""
 
     name: str
     version: str
+    #: Empty before NRI 0.12.
     nri_version: str
+    #: How long it waits for the answer to a request, 0 if it does not say.
     request_timeout_ms: int
 
     @classmethod
@@ -228,14 +149,12 @@ class RuntimeInfo(Struct, frozen=True):
 
 
 class ContainerResources(Struct, frozen=True):
-    """Resources of a container; what was not given, or given as 0, is None, or "" of a set.
+    """Resources of a container; None, or "" of a set: not given, or given as 0."""
 
-    Quota and period are in microseconds (a quota of -1 is none), the memory limit in bytes. The
-    sets are in the kernel's list format, as the runtime wrote them.
-    """
-
+    #: Sets in the kernel's list format, as the runtime wrote them.
     cpus: str = ""
     mems: str = ""
+    #: Microseconds; -1 is no quota.
     quota_us: int | None = None
     period_us: int | None = None
     shares: int | None = None
@@ -254,19 +173,17 @@ class ContainerResources(Struct, frozen=True):
 
 
 class PodSandbox(Struct, frozen=True):
-    """The sandbox of a pod.
-
-    `uid` is the pod's, of a static pod the hash of its manifest. Quota, period (microseconds) and
-    shares are those that the kubelet computed for the pod, None where it gave none; they are no
-    substitute for the pod's requests (a pod whose containers say nothing may have them).
-    """
+    """The sandbox of a pod."""
 
     id: str
+    #: The pod's; of a static pod the hash of its manifest.
     uid: str
     namespace: str
     name: str
     annotations: Mapping[str, str] = _NOTHING
     cgroup_parent: str = ""
+    #: What the kubelet computed for the pod (microseconds, shares), None where it gave nothing. A
+    #: pod without requests may have them, too.
     cpu_quota: int | None = None
     cpu_period: int | None = None
     cpu_shares: int | None = None
@@ -295,21 +212,19 @@ class PodSandbox(Struct, frozen=True):
 
 
 class RuntimeContainer(Struct, frozen=True):
-    """A container.
-
-    `state` is "unknown", "created", "paused", "running" or "stopped"; `pid` is 0 where no process
-    runs or the runtime does not say. `cgroups_path` is as in the OCI specification: with the
-    systemd driver `slice:prefix:id`.
-    """
+    """A container."""
 
     id: str
     sandbox_id: str
     name: str
+    #: One of `_STATES`.
     state: str = "unknown"
     annotations: Mapping[str, str] = _NOTHING
     environment: Mapping[str, str] = _NOTHING
+    #: As in the OCI specification: with the systemd driver `slice:prefix:id`.
     cgroups_path: str = ""
     resources: ContainerResources = ContainerResources()
+    #: 0: no process runs, or the runtime does not say.
     pid: int = 0
 
     @classmethod
@@ -330,17 +245,17 @@ class RuntimeContainer(Struct, frozen=True):
 
 
 class Adjustment(Struct, frozen=True):
-    """What is changed of a container; None leaves as it is.
+    """What is changed of a container; None leaves a value as it is.
 
-    Quota and period are in microseconds, a quota of -1 is none. The environment can be changed only
-    while a container is created; an update leaves it out. Raises `ValueError` for an empty set,
-    which NRI could not distinguish from one that stays as it is.
+    Raises `ValueError` for an empty set: to NRI that is a set which stays as it is.
     """
 
     cpus: Mask | None = None
     mems: Mask | None = None
+    #: Microseconds; -1 is no quota.
     quota_us: int | None = None
     period_us: int | None = None
+    #: Used only when a container is created; an update leaves it out.
     environment: Mapping[str, str] = _NOTHING
 
     def __post_init__(self) -> None:
@@ -361,7 +276,7 @@ def adjustment_message(adjustment: Adjustment) -> Message:
 def update_message(container: str, adjustment: Adjustment, *, ignore_failure: bool) -> Message:
     """Return the ContainerUpdate of the container with an id.
 
-    Where a failure is not ignored, the runtime's own request fails with it.
+    If the update fails and `ignore_failure` is False, the runtime's own request fails, too.
     """
     message = V1ALPHA1["ContainerUpdate"](container_id=container, ignore_failure=ignore_failure)
     _fill(message.linux.resources.cpu, adjustment)

@@ -14,8 +14,8 @@ from agent.cluster import pod_decisions
 from agent.cluster.kubelet.pods import PodsUnavailableError
 from agent.cluster.kubelet.pods_api import read_message, read_messages
 from agent.cluster.kubelet.source import KubeletPods, KubeletWays
+from agent.cluster.nri.handler import ContainerRejectedError
 from agent.cluster.nri.messages import Adjustment, PodSandbox, RuntimeContainer
-from agent.cluster.nri.session import ContainerRejectedError
 from agent.cluster.plugs import PLUGS
 from agent.cluster.runtime_events import RuntimeEvents
 from agent.config.cluster import BesideKubeletConfig, OnReject

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.request import urlopen
 
 from agent.cli.main import run_command
-from agent.cluster.nri.messages import NriEvent
+from agent.cluster.nri.events import NriEvent
 from agent.server import log as logs
 from tests.agent.cli.test_others_texts import ANNOTATIONS, EVIL, LONGEST, demand_lines
 from tests.agent.cluster.test_cluster import Cluster, amounts, container, pod, put, whole

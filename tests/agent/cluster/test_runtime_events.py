@@ -11,8 +11,9 @@ from structlog.testing import capture_logs
 
 from agent.api.documents import ManifestDocument
 from agent.cluster.companions import of_kubelet
-from agent.cluster.nri.messages import ContainerResources, NriEvent, RuntimeInfo, subscription
-from agent.cluster.nri.session import ContainerRejectedError
+from agent.cluster.nri.events import NriEvent, subscription
+from agent.cluster.nri.handler import ContainerRejectedError
+from agent.cluster.nri.messages import ContainerResources, RuntimeInfo
 from agent.cluster.runtime_events import SUBJECT, RuntimeEvents
 from agent.config.cluster import OnReject
 from agent.pods.quantity import Quantity
@@ -126,7 +127,7 @@ async def test_a_creation_waits_as_long_as_the_runtime_does_less_a_margin(
 
     async with beside(site, source=kubelet_pods(Api(ready=True))) as agent:
         monkeypatch.setattr(RuntimeEvents, "container_created", created)
-        for module in ("session", "protocol"):  # no time passes until the handler is called
+        for module in ("service", "ttrpc"):  # no time passes until the handler is called
             monkeypatch.setattr(f"agent.cluster.nri.{module}.perf_counter", lambda: 0.0)
         runtime = FakeRuntime(tmp_path / "nri.sock", request_timeout_ms=0)
         kubelet = replace(site.config.agent.kubelet, nri_socket=runtime.socket)

@@ -33,7 +33,7 @@ from agent.cluster import publishing
 from agent.cluster.kubelet.pods_api import V1ALPHA1
 from agent.cluster.kubelet.source import CONFIRM_PERIOD
 from agent.cluster.nri import session
-from agent.cluster.nri.messages import NriEvent
+from agent.cluster.nri.events import NriEvent
 from agent.config.agent import DevicePluginsConfig
 from agent.config.cluster import KubernetesConfig, OnReject
 from agent.config.devices import HostDeviceClass

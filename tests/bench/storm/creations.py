@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from agent.cluster.kubelet.pods_api import EventType
-from agent.cluster.nri.messages import NriEvent
+from agent.cluster.nri.events import NriEvent
 from sysfs.mask import EMPTY, Mask
 from tests.bench.agents import on_tmpfs
 from tests.bench.measure import of_samples

@@ -12,7 +12,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.cluster.nri.messages import NriEvent
+from agent.cluster.nri.events import NriEvent
 from agent.rpc import CallError
 from cgroupfs.tree import join
 from tests.agent.bundles import bundle

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from agent.cluster.nri.messages import NriEvent
+from agent.cluster.nri.events import NriEvent
 from agent.cluster.nri.session import NriSession
 from tests.agent.server.support import FakeClock, until
 from tests.fakes.nri_runtime import running

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cluster.nri.protocol import (
+from agent.cluster.nri.framing import (
     LONGEST_RECEIVED,
     LONGEST_SENT,
     PLUGIN_SERVICE,

@@ -5,21 +5,18 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from agent.cluster.nri.events import EVENTS, NriEvent, event_mask, subscription
 from agent.cluster.nri.messages import (
-    EVENTS,
     V1ALPHA1,
     Adjustment,
     ContainerResources,
-    NriEvent,
     PodSandbox,
     RuntimeContainer,
     RuntimeInfo,
     adjustment_message,
-    event_mask,
-    subscription,
     update_message,
 )
-from agent.cluster.nri.protocol import LONGEST_WORDS
+from agent.cluster.nri.ttrpc import LONGEST_WORDS
 from sysfs.mask import Mask
 from tests.agent.cluster.nri.support import ANSWERED, CONTAINER, IGNORED, NOTED, POD
 

@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from google.protobuf.json_format import ParseDict
 
-from agent.cluster.nri.messages import (
-    EVENTS,
-    V1ALPHA1,
-    ContainerResources,
-    PodSandbox,
-    RuntimeContainer,
-)
+from agent.cluster.nri.events import EVENTS
+from agent.cluster.nri.messages import V1ALPHA1, ContainerResources, PodSandbox, RuntimeContainer
 from tests.agent.cluster.nri.support import RecordingHandler, serving
 from tests.agent.server.support import until
 from tests.fakes.nri_runtime import FakeRuntime, running

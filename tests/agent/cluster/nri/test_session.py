@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from agent.cluster.nri.messages import V1ALPHA1, Adjustment, ContainerResources, NriEvent
-from agent.cluster.nri.protocol import MOST_REQUESTS
-from agent.cluster.nri.session import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    SYNCHRONIZE_SECONDS,
-    ContainerRejectedError,
-)
+from agent.cluster.nri.events import NriEvent
+from agent.cluster.nri.handler import ContainerRejectedError
+from agent.cluster.nri.messages import V1ALPHA1, Adjustment, ContainerResources
+from agent.cluster.nri.session import FIRST_PAUSE, LONGEST_PAUSE, SYNCHRONIZE_SECONDS
+from agent.cluster.nri.ttrpc import MOST_REQUESTS
 from sysfs.mask import Mask
 from tests.agent.cluster.nri.support import ANSWERED, CONTAINER, IGNORED, NOTED, POD, Nri
 from tests.agent.server.support import until
@@ -420,7 +417,7 @@ async def test_more_requests_than_are_answered_at_a_time_are_all_answered(nri: N
 async def test_parts_of_synchronize_without_an_end_end_the_connection(
     nri: Nri, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.cluster.nri.session.LONGEST_SYNCHRONIZE", 100_000)
+    monkeypatch.setattr("agent.cluster.nri.service.LONGEST_SYNCHRONIZE", 100_000)
     nri.runtime.synchronizes = False
     part = V1ALPHA1["SynchronizeRequest"](pods=[POD] * 100, more=True)
     async with running(nri.runtime), nri.serving() as session:
