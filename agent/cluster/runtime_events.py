@@ -218,7 +218,7 @@ class RuntimeEvents:
         if resizes.get(name, "") != why:
             resizes[name] = why
             if why:
-                self._controller.rejections.resize(pod, why)
+                self._controller.rejections.report_resize(pod, why)
         if why:
             raise ContainerRejectedError(_REJECTED, why)
 
@@ -250,7 +250,7 @@ class RuntimeEvents:
             if self._decisions.allocation(pod.uid) is None:
                 name = full_name(pod)
                 log.warning("rejected pod runs in the shared pool", uid=pod.uid, pod=name, why=why)
-                self._controller.rejections.shared(pod, source, why)
+                self._controller.rejections.report_shared(pod, source, why)
                 await self._controller.reconcile()
         except QueueStopped:
             return  # the container starts without the agent, which decides once it runs again

@@ -40,9 +40,9 @@ from agent.server.errors import (
 from agent.server.events import operation
 from agent.server.observations import COMPARISON
 from agent.server.pod_records import PodRecord, details
-from agent.server.reports import (
+from agent.server.rejections import RejectionReporter
+from agent.server.state_documents import (
     PodDescriber,
-    RejectionReporter,
     admission_answer,
     pods_now,
     rejection_answer,
@@ -362,7 +362,7 @@ class Controller:
         if counted is not None:
             intruded, self.state.observed.intruding = self.state.intrusions, counted
             self.outcomes.note_intrusions(intruded)
-        return self.outcomes.reconciled(outcome, seconds)
+        return self.outcomes.note_comparison(outcome, seconds)
 
     async def _verify(self) -> VerificationDocument:
         online = self.state.configured.host.online

@@ -31,7 +31,7 @@ from agent.server.errors import CheckpointFailedError, PodRemovedError
 from agent.server.log import allocation_fields, allocation_line
 from agent.server.pod_records import PodRecord
 from agent.server.preparations import Preparations
-from agent.server.reports import PodDescriber, admission_answer
+from agent.server.state_documents import PodDescriber, admission_answer
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from agent.managers.decision import Decision
     from agent.managers.ledger import Ledger
     from agent.server.decider import Proposal
-    from agent.server.reports import RejectionReporter
+    from agent.server.rejections import RejectionReporter
     from agent.server.steps import Steps
 
 log = structlog.get_logger(__name__)
@@ -152,7 +152,7 @@ class Effects:
 
     async def _reject(self, proposal: Proposal) -> AdmissionDocument:
         request = proposal.request
-        return self._rejections.rejected(request.pod, proposal.decision, request.source)
+        return self._rejections.report_rejection(request.pod, proposal.decision, request.source)
 
     async def _answer(
         self, proposal: Proposal, removal: EnforcementDocument | None
@@ -167,7 +167,7 @@ class Effects:
     def _report(self, proposal: Proposal) -> None:
         uid, source = proposal.pod.uid, str(proposal.request.source)
         allocation = self._state.ledger.allocations[uid]
-        self._rejections.admitted(allocation)
+        self._rejections.forget(allocation)
         self._steps.metrics.counters.add(names.ADMISSIONS, "admitted")
         fields = allocation_fields(allocation, self._state.shared_cpus)
         enforced = not self._state.observed.records.of(uid).unenforced

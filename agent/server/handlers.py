@@ -39,7 +39,7 @@ from agent.server.log import LimitedLog, shortened
 from agent.server.maintenance import drain_plan
 from agent.server.peers import own_user, peer_of
 from agent.server.queue import QueueStopped, Turns, Worker, called_by
-from agent.server.reports import map_now, pods_now, status_document
+from agent.server.state_documents import map_now, pods_now, status_document
 from agent.state.history import HistoryQuery
 from agent.yaml import MISTAKES_REPORTED, Mistake
 from cgroupfs.writers import command_of, login_of
@@ -245,7 +245,7 @@ class Api:
         except errors.InvalidManifestError as error:
             if not dry_run:
                 with operation("admit"):
-                    self._controller.rejections.invalid_request(error)
+                    self._controller.rejections.report_invalid_request(error)
             raise
         if dry_run:
             answer = await self._controller.preview(pod, replace_pod=replace_pod)

@@ -139,7 +139,7 @@ class SourceAdmissions:
         self, name: str, documents: Mapping[str, ManifestDocument], conditions: tuple[str, ...]
     ) -> None:
         """Report entries that became invalid, and keep all for the status."""
-        self._controller.rejections.entries(name, documents)
+        self._controller.rejections.report_entries(name, documents)
         self._controller.state.note_source(name, documents, conditions)
 
 

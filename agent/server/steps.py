@@ -22,9 +22,9 @@ from agent.server import metrics as names
 from agent.server.errors import EXPECTED, CheckpointFailedError, message_of
 from agent.server.events import Events
 from agent.server.log import allocation_line
+from agent.server.outcomes import OutcomeReporter
 from agent.server.pod_records import details
 from agent.server.queue import SerialQueue, Turns
-from agent.server.reports import OutcomeReporter
 from agent.state.checkpoint import CheckpointIOError
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Steps:
             log.exception("saved change not enforced", uids=uids)
         else:
             return ()
-        return self.outcomes.failed(why, uids)
+        return self.outcomes.note_failure(why, uids)
 
     async def enforce_pods(self, *uids: str) -> None:
         """Have the kernel enforce what saved pods are to have."""

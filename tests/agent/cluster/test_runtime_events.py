@@ -20,7 +20,7 @@ from agent.pods.quantity import Quantity
 from agent.reconcile.diff import Cause, Difference
 from agent.server import metrics as names
 from agent.server.admissions import MOST_AT_ONCE
-from agent.server.reports import INVALID_REPORTED
+from agent.server.rejections import INVALID_REPORTED
 from agent.sources.source import SourceUnreadableError
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
@@ -289,7 +289,7 @@ async def test_many_pods_that_cannot_be_read_are_a_few_lines_of_the_log(site: Si
             for number in range(1000)
         }
         with capture_logs() as logs:
-            agent.controller.rejections.entries("kubelet", documents)
+            agent.controller.rejections.report_entries("kubelet", documents)
         assert len(logs) == INVALID_REPORTED + 1
         assert logs[-1]["manifests"] == 1000 - INVALID_REPORTED
 

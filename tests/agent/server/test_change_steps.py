@@ -37,7 +37,7 @@ async def bound(controller: Controller) -> None:
 async def unconfirmed(controller: Controller) -> None:
     """Admit a pod that the kernel does not have as it should."""
     await admitted(controller)
-    controller.outcomes.failed("before", (UID,))
+    controller.outcomes.note_failure("before", (UID,))
 
 
 async def bind(controller: Controller) -> object:
@@ -108,7 +108,7 @@ async def played(name: str, calls: Calls) -> tuple[object, Checkpoint, Checkpoin
         calls.wrap(recorder, "save", "locate", "enforce", "release")
         calls.wrap(controller.worker, "run")
         calls.wrap(controller.outcomes, "note")
-        calls.wrap(controller.rejections, "admitted")
+        calls.wrap(controller.rejections, "forget")
         calls.wrap(controller.metrics.counters, "add")
         calls.wrap(controller.steps, "publish")
         calls.wrap(controller, "publish")

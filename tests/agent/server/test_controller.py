@@ -243,8 +243,8 @@ async def test_conditions_stay_until_what_they_are_about_is_compared(
     recorder = Recorder()
     async with keeping(recorder) as controller:
         await controller.admit(pod())
-        controller.outcomes.failed("its CDI file is missing", (UID,))
-        controller.outcomes.failed("the shared pool is the former one", ())
+        controller.outcomes.note_failure("its CDI file is missing", (UID,))
+        controller.outcomes.note_failure("the shared pool is the former one", ())
         recorder.outcome = some
         await controller.admit(pod("db", OTHER_UID))
         lines = "; ".join(controller.state.condition_lines())

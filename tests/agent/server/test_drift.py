@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from agent.api.documents import PodDocument
 from agent.reconcile.backoff import AT_ONCE
-from agent.server.reports import DRIFT_KEPT, DRIFT_NAMED
+from agent.server.outcomes import DRIFT_KEPT, DRIFT_NAMED
 from cgroupfs.state import Writer
 from sysfs.described import with_offline
 from sysfs.mask import EMPTY, Mask

@@ -15,7 +15,7 @@ from agent.server import metrics as names
 from agent.server.errors import InvalidManifestError
 from agent.server.log import LONGEST_TEXT
 from agent.server.pod_records import REJECTIONS_KEPT
-from agent.server.reports import MISTAKES_SHOWN
+from agent.server.rejections import MISTAKES_SHOWN
 from agent.yaml import Mistake
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, next_event, running
 from tests.agent.server.test_api import ask
@@ -135,7 +135,7 @@ def invalid(
     controller: Controller, identity: PodIdentity, mistakes: int = 1, text: str = "wrong"
 ) -> None:
     details = tuple(Mistake(f"spec.x[{number}]", text) for number in range(mistakes))
-    controller.rejections.invalid_request(InvalidManifestError(text, details, identity))
+    controller.rejections.report_invalid_request(InvalidManifestError(text, details, identity))
 
 
 @in_loop
