@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from agent.config.cluster import BesideKubeletConfig
     from agent.config.model import Config
-    from agent.server.wiring import Fakes
+    from agent.server.plugs import Fakes
 
 #: The mode of the directories that the kubelet makes for itself.
 _KUBELETS_MODE: Final = 0o750
@@ -68,7 +68,7 @@ def run(
 
 def _make_directories(kubelet: BesideKubeletConfig) -> None:
     """Make what a kubelet would make at its start, with its mode, where the agent is its plugin."""
-    if not kubelet.registered_resource:
+    if not (kubelet.enabled and kubelet.exclusive_resource):
         return
     try:
         for directory in (kubelet.directory, kubelet.plugin_directory):
@@ -108,7 +108,7 @@ def _content(file: Path) -> bytes:
 
 def _emulated(config: Config) -> Fakes:
     # After `import_agent`, and of no use to an agent on the kernel's own tree.
-    from agent.server.wiring import Fakes  # noqa: PLC0415
+    from agent.server.plugs import Fakes  # noqa: PLC0415
     from cgroupfs.emulated.directory import DirectoryTree  # noqa: PLC0415
 
     host = discover(config.agent.sysfs_root, devices=False)

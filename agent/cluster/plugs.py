@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from agent.config.resolve import managers_beside_kubelet
 from agent.files import trusted_users
 from agent.runtimes import KUBELETS, running_kubelet, served_by_kubelet
 from agent.server.errors import StartError, missing_extra
 from agent.server.lifecycle import Companion
-from agent.server.wiring import Beside, Plugs, manifest_directory
+from agent.server.plugs import Neighbour, Plugs, manifest_directory
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from agent.cluster.kubelet.source import KubeletPods
     from agent.config.model import Config
     from agent.server.controller import Controller
+    from agent.server.plugs import CompanionInputs, SourceInputs
     from agent.server.queue import Worker
-    from agent.server.wiring import SourceInputs, Surroundings
     from agent.versions import ReportedVersion
 
 ROOT: Final = Path("/")
@@ -36,6 +37,10 @@ _REMEDY: Final = (
     "stop it, or write `agent: {kubelet: {enabled: true}}` for an agent that manages its pods (see "
     "'numawarden doctor'); `agent: {kubelet: {ignored: true}}` says that both are meant to run, "
     "or that k3s-server has none"
+)
+_NO_REQUESTS: Final = (
+    "the pods of this host are its kubelet's (agent.kubelet.enabled), which would not know this "
+    "one; create it in the cluster: kubectl apply"
 )
 
 
@@ -83,16 +88,22 @@ async def watch_undeclared(controller: Controller, config: Config, root: Path) -
             conditions.pop(_SUBJECT, None)
 
 
-def check(config: Config, root: Path | None) -> Beside:
-    """Return what there is beside the agent; raises `StartError`."""
+def check(config: Config, root: Path | None) -> Neighbour:
+    """Return what works beside the agent: the kubelet, or nothing; raises `StartError`."""
     if root is not None:
         check_undeclared(config, root)
     if not config.agent.kubelet.enabled:
-        return Beside()
+        return Neighbour()
     from agent.cluster.checks import check_kubelet  # noqa: PLC0415  # only beside one
 
     kubelet = check_kubelet(config, root or ROOT)
-    return Beside(kubelet.conditions(), kubelet.governing)
+    return Neighbour(
+        makes_cgroups=True,
+        no_requests=_NO_REQUESTS,
+        governing=kubelet.governing,
+        managers=managers_beside_kubelet(config),
+        conditions=kubelet.conditions(),
+    )
 
 
 def devices_of_kubelet(config: Config, worker: Worker) -> KubeletDevices | None:
@@ -143,11 +154,11 @@ def kubelet_pods(inputs: SourceInputs) -> KubeletPods | None:
     )
 
 
-def companions(around: Surroundings) -> Iterator[Companion]:
+def companions(inputs: CompanionInputs) -> Iterator[Companion]:
     """Yield what runs beside the agent's own loops."""
-    config, controller, kubelet = around.config, around.controller, around.config.agent.kubelet
-    if around.root is not None and not kubelet.enabled and not kubelet.ignored:
-        watch = partial(watch_undeclared, controller, config, around.root)
+    config, controller, kubelet = inputs.config, inputs.controller, inputs.config.agent.kubelet
+    if inputs.root is not None and not kubelet.enabled and not kubelet.ignored:
+        watch = partial(watch_undeclared, controller, config, inputs.root)
         yield Companion("look for a kubelet", watch)
     if kubelet.enabled:
         from agent.cluster.checks import KubeletWatch  # noqa: PLC0415  # only for it
@@ -156,13 +167,13 @@ def companions(around: Surroundings) -> Iterator[Companion]:
         watched = KubeletWatch(
             config,
             controller,
-            around.noted,
-            around.govern,
-            around.root or ROOT,
+            inputs.noted,
+            inputs.govern,
+            inputs.root or ROOT,
             _node_version(config),
         )
         yield Companion("kubelet checks", watched.serve)
-        yield from of_kubelet(kubelet, controller, around.intakes)
+        yield from of_kubelet(kubelet, controller, inputs.intakes)
     if config.agent.kubernetes.enabled:
         from agent.cluster.publishing import publishing  # noqa: PLC0415  # only for it
 

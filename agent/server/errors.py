@@ -147,16 +147,10 @@ class SourcePodError(RequestError):
         super().__init__(f"pod {uid!r} comes from {source}; {removal} to end it")
 
 
-class KubeletPodsError(RequestError):
-    """The pods of this host are the kubelet's, which makes their cgroups."""
+class NoRequestsError(RequestError):
+    """No pod is admitted over the API: another program makes the pods of this host."""
 
     code = "ManagedByKubelet"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the pods of this host are its kubelet's (agent.kubelet.enabled), which would not know "
-            "this one; create it in the cluster: kubectl apply"
-        )
 
 
 class ContainerNotFoundError(RequestError):

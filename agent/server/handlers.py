@@ -47,7 +47,6 @@ from cgroupfs.writers import command_of, login_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from agent.config.model import Config
     from agent.pods.manifest import Manifest
     from agent.pods.model import Pod
     from agent.server.controller import Controller
@@ -117,22 +116,24 @@ class Api:
     """The routes of `/v1`.
 
     Root, the agent's own user and members of `group` may use it; a body has at most `max_bytes`.
-    `proc` is where procfs is, which has the names of the processes that ask.
+    `proc` is where procfs is, which has the names of the processes that ask. `no_requests` says why
+    pods are not admitted here but only tried ("": they are admitted).
     """
 
     def __init__(
         self,
         controller: Controller,
         topology: Callable[[Host], bytes],
-        config: Config,
         group: int | None = None,
         max_bytes: int = MAX_BODY_BYTES,
         proc: Path = Path("/proc"),
+        *,
+        no_requests: str = "",
     ) -> None:
         self._controller = controller
         self._group = group
         self._topology = topology
-        self._config = config
+        self._no_requests = no_requests
         self._proc = proc
         self.max_bytes = max_bytes
         # Separate from the controller's thread, which writes cgroups and may take seconds.
@@ -236,8 +237,8 @@ class Api:
 
     async def _admit(self, request: Request) -> Response:
         dry_run, replace_pod = _flag(request, "dryRun"), _flag(request, "replace")
-        if self._config.agent.kubelet.enabled and not dry_run:
-            raise errors.KubeletPodsError
+        if self._no_requests and not dry_run:
+            raise errors.NoRequestsError(self._no_requests)
         body = await _body(request)
         try:
             manifest = await self._manifest_of(body)

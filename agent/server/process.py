@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agent.api.documents import ConfigurationDocument
     from agent.config.model import Config
     from agent.server.lifecycle import Service
-    from agent.server.wiring import Fakes, Plugs
+    from agent.server.plugs import Fakes, Plugs
 
 
 log = structlog.get_logger(__name__)

@@ -1,4 +1,9 @@
-"""Builds a service from a configuration: opens, checks and restores everything it needs."""
+"""Puts an agent together: opens, checks and restores what it needs, in nine steps (`Wiring`).
+
+In go a configuration, the plugs, and replacements of parts of the host for tests; out comes a
+`Service` that is ready to run. Until it runs, no cgroup of a pod is written. If a step fails, what
+was opened before is closed, and the error keeps the agent from starting.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +12,19 @@ import os
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import structlog
-from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.api.topology import topology_view
-from agent.config.checks import find_problems
-from agent.config.model import VERSION_KEY, ConfigError, MemoryReservationPolicy, NodeAllocatable
+from agent.config.model import VERSION_KEY, MemoryReservationPolicy, NodeAllocatable
 from agent.config.reservations import reserved_amounts
-from agent.config.resolve import managers_beside_kubelet
 from agent.devices.cdi import CdiFiles
 from agent.isolation.host import HostIsolation
 from agent.isolation.originals import Originals, running_boot
 from agent.isolation.places import HostPlaces
 from agent.managers.policy import NO_CORDON
-from agent.managers.registry import MANAGERS
-from agent.managers.versions import KubernetesVersion
-from agent.pods.manifest import load_pod
 from agent.progress import Progress, moved
 from agent.reconcile.assigned import AssignedFiles
 from agent.reconcile.binding import cgroup_of_pid
@@ -37,54 +35,51 @@ from agent.reconcile.report import BindingError
 from agent.reconcile.running_pods import pod_uids, seen_pods
 from agent.reconcile.start_checks import make_enforcer, make_layout, open_tree
 from agent.reconcile.tasks import read_tasks
-from agent.reconcile.withheld import read_withheld
 from agent.runtimes import RuntimeFiles
-from agent.server.configured import GoverningVersion, situate
+from agent.server.configured import situate
 from agent.server.controller import Controller
 from agent.server.errors import StartError, missing_extra
 from agent.server.events import HistoryRecorder
 from agent.server.gauges import Metrics
+from agent.server.governing import Governor, governed_at_start
 from agent.server.handlers import Api
+from agent.server.host_reader import HostReader, most_processes
 from agent.server.intake import PodIntake, SourceAdmissions
 from agent.server.kernel import HostProbes, KernelEnforcement
-from agent.server.lifecycle import Companion, HostInputs, Listeners, Service
+from agent.server.lifecycle import HostInputs, Listeners, Service
 from agent.server.observations import Observations, Parts
+from agent.server.plugs import CompanionInputs, Fakes, SourceInputs
 from agent.server.pod_records import details
-from agent.server.providers import device_plugins, make_providers, own_devices
+from agent.server.providers import make_providers
 from agent.server.queue import Worker
 from agent.server.restart import orphaned_since, recover_pods, restored_state
 from agent.server.sockets import Address, group_id, open_tcp, open_unix, tls_context
 from agent.server.state import AgentState, AtStart
 from agent.server.steps import Steps
-from agent.server.watches import CgroupChanges, directory_changes
-from agent.sources.manifests import ManifestDirectory, ManifestFormat
+from agent.server.watches import CgroupChanges
 from agent.state.history import HistoryBounds, HistoryStore
 from agent.state.store import Store
 from cgroupfs.names import Driver, Layout, Tier
 from cgroupfs.tree import counts_huge_pages
 from cgroupfs.writers import CgroupWriters, Fanotify
-from sysfs.discover import discover
 from sysfs.uevents import watch_hotplug
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from agent.clock import Clock
     from agent.config.model import Config
+    from agent.devices.providers import Providers
     from agent.managers.recovery import ObservedPod
-    from agent.managers.resource_manager import ResourceManager
-    from agent.reconcile.diff import WriterOf
+    from agent.reconcile.diff import Difference, WriterOf
+    from agent.reconcile.enforcer import Enforcer
     from agent.reconcile.tasks import Task
     from agent.runtimes import ContainerIdentifier
     from agent.server.configured import ConfiguredHost
-    from agent.server.observations import DevicesGiven
-    from agent.server.providers import ProviderFactory
+    from agent.server.plugs import Plugs
     from agent.server.service_manager import ServiceManager
-    from agent.sources.source import PodSource
-    from agent.state.store import Files, LoadResult
     from cgroupfs.tree import CgroupTree
-    from sysfs.host import Host, WithheldCpus
-    from sysfs.mask import Mask
+    from sysfs.host import Host
     from systemd.bus import Systemd
 
 log = structlog.get_logger(__name__)
@@ -93,100 +88,6 @@ log = structlog.get_logger(__name__)
 PROC: Final = Path("/proc")
 #: As the kubelet makes the directory: for its user and group alone.
 _DIRECTORY_MODE: Final = 0o750
-_ONLINE_FILES: Final = ("sys/devices/system/cpu/online", "sys/devices/system/node/online")
-
-
-class Fakes(Struct, frozen=True):
-    """Replacements for parts of the system, for tests and the demo.
-
-    `tree` replaces the cgroup mount, `systemd` its bus, `tasks` the tasks of the host, `files` the
-    files of the checkpoint. `root` is where a kubelet is looked for in proc (None: beside a `tree`
-    nowhere). `runtimes` is the root of the files of container runtimes. With `live`
-    False neither netlink nor inotify on cgroups is used. `writer_of` knows who wrote the files of
-    `tree`.
-    """
-
-    tree: CgroupTree | None = None
-    systemd: Systemd | None = None
-    live: bool = True
-    tasks: Callable[[], Iterable[Task]] | None = None
-    root: Path | None = None
-    runtimes: Path | None = None
-    files: Files | None = None
-    writer_of: WriterOf = unknown_writer
-
-
-class SourceInputs(Struct, frozen=True):
-    """What sources of pods are made of.
-
-    `cgroups` returns the uids of the pods that have a cgroup, and for those that it gets one with
-    processes; raises `OSError`. `same_boot`: the host was not booted since the checkpoint.
-    """
-
-    config: Config
-    clock: Clock
-    cgroups: Callable[[Collection[str]], Collection[str]]
-    same_boot: bool
-
-
-def manifest_directory(inputs: SourceInputs) -> PodSource | None:
-    """Return the manifest directory (`staticPodPath`) as a source of pods, None without one."""
-    config = inputs.config
-    if config.static_pod_path is None:
-        return None
-    limit = config.agent.limits.manifest_bytes
-    load = partial(load_pod, max_bytes=limit, pod_level=config.gates.pod_level_resources)
-    return ManifestDirectory(config.static_pod_path, ManifestFormat(load, limit), directory_changes)
-
-
-#: Makes a source of pods as configured, None if it is not configured; raises `StartError`.
-SourceFactory: TypeAlias = "Callable[[SourceInputs], PodSource | None]"
-
-
-class Surroundings(Struct, frozen=True):
-    """What companions are made of.
-
-    `config` is as it was given. `intakes` are those of all sources of pods, `noted` are the
-    conditions that `Plugs.check` returned. Processes of a kubelet are looked for below `root`/proc,
-    nowhere if it is None. `govern` returns the host under the rules of a version, and raises
-    `ConfigError` where the configuration does not fit it.
-    """
-
-    config: Config
-    controller: Controller
-    intakes: tuple[PodIntake, ...]
-    noted: Mapping[str, str]
-    root: Path | None
-    govern: Callable[[GoverningVersion | None], ConfiguredHost]
-
-
-class Beside(Struct, frozen=True):
-    """What there is beside the agent on this host.
-
-    `conditions` are what is not as it should be, by subject. `governing` is for a configuration
-    that does not say whose rules hold.
-    """
-
-    conditions: Mapping[str, str] = MappingProxyType({})
-    governing: GoverningVersion | None = None
-
-
-class Plugs(Struct, frozen=True, kw_only=True):
-    """What an agent is put together of, beside itself; each entry does nothing if not configured.
-
-    All of them raise `StartError`.
-    """
-
-    #: The sources of pods beside the API, in the order in which they are read.
-    sources: tuple[SourceFactory, ...] = (manifest_directory,)
-    managers: tuple[ResourceManager, ...] = MANAGERS
-    #: The providers of devices, in the order in which they get a resource that several offer.
-    providers: tuple[ProviderFactory, ...] = (own_devices, device_plugins)
-    #: Return what there is beside the agent; `root` as of `Surroundings`.
-    check: Callable[[Config, Path | None], Beside]
-    #: Return the devices that another manager of devices on this host gives.
-    given_devices: Callable[[Config, Worker], DevicesGiven | None]
-    companions: Callable[[Surroundings], Iterable[Companion]]
 
 
 class Wiring:
@@ -205,54 +106,50 @@ class Wiring:
         plugs: Plugs,
         fakes: Fakes | None = None,
     ) -> None:
-        self._given = config
-        self._plugs = plugs
-        self._managers = (*managers_beside_kubelet(config), *plugs.managers)
+        self._given, self._plugs, self._clock = config, plugs, clock
         self._fakes = fakes or Fakes()
-        self._warned: frozenset[str] = frozenset()
-        self._unreadable: str | None = None
         self._boot_id = running_boot(PROC)
-        self._root = self._fakes.root or (None if self._fakes.tree is not None else Path("/"))
-        found = plugs.check(config, self._root)
-        self._noted = found.conditions
-        self._begin_with(found.governing)
-        config = self._config
+        # 1. Who works beside the agent: a kubelet that must not be there ends the start here.
+        self._neighbour = plugs.check(config, self._fakes.kubelet_root)
+        self._managers = (*self._neighbour.managers, *plugs.managers)
+        #: What the start found, by subject: of the neighbour and its version, and of all else.
+        self._noted = dict(self._neighbour.conditions)
+        self._conditions = dict[str, str]()
         with ExitStack() as opened:
-            store = Store(config.agent.state_directory, self._fakes.files)
-            self._store = opened.enter_context(store)
+            # 2. Lock the state directory and the cgroup tree: each has one agent.
+            self._store = Store(config.agent.state_directory, self._fakes.files)
+            opened.enter_context(self._store)
             self._metrics = Metrics(self._managers, config.agent.metrics.names)
-            self._history = self._make_history(clock, opened)
+            self._history = self._make_history(opened)
             self._tree = self._open_tree()
             opened.callback(self._tree.lock().release)
-            self._layout = self._make_layout()
-            self._finder = self._make_finder()
+            # 3. Load the checkpoint, and choose the version of Kubernetes that governs.
             self._loaded = self._store.load()
-            if found.governing is None:
-                self._begin_with(self._of_last_decision())
-            config = self._config
+            self._governed, misfit = governed_at_start(config, self._neighbour, self._loaded.state)
+            self._config = config = self._governed.config
+            if misfit:
+                self._noted[VERSION_KEY] = misfit
+            # 4. Observe the pods that run and that the checkpoint may lack.
+            self._layout = self._make_layout()
+            self._identifier = self._make_identifier()
             self._running = self._observe_pods()
-            state = self._loaded.state
-            saved = {} if state is None else state.ledger.allocations
-            self._providers = make_providers(plugs.providers, config, saved, clock, self._metrics)
-            allocated = bool(self._running) or _has_pods(self._loaded)
-            configured = situate(
-                config,
-                self._read_host(known=()),
-                allocated=allocated,
-                managers=self._managers,
-                offer=self._providers.offer(),
-                cordon=NO_CORDON if state is None else state.cordons.total,
-            )
-            self._configured = replace(configured, governing=self._governing)
-            self.listeners = self._open_listeners(opened)
-            self.controller = self._restore(clock, opened)
-            self.listeners = with_pod_resources(self.listeners, config, self.controller)
-            self._intakes = self._register(clock)
+            # 5. Read the host, and make the policy of it, with what providers of devices offer.
+            self._providers = self._make_providers()
+            self._reader = self._make_reader()
+            self._configured = self._configure()
+            # 6. Listen: an address in use ends the start before the kernel changes.
+            listeners = self._open_listeners(opened)
+            # 7. Make the cgroup of all pods, and restore the state.
+            self.controller = self._make_controller(opened)
+            self.listeners = with_pod_resources(listeners, config, self.controller)
+            # 8. Register the sources of pods.
+            self._intakes = self._register_sources()
+            # 9. Hand all of it to the service.
             self.service = Service(
                 self.controller,
-                self._api(),
+                self._make_api(),
                 self.listeners,
-                self._inputs(opened),
+                self._make_inputs(opened),
                 manager,
                 clock,
                 config.cpu_manager_reconcile_period,
@@ -265,66 +162,91 @@ class Wiring:
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def _make_history(self, clock: Clock, opened: ExitStack) -> HistoryRecorder | None:
-        config = self._config.agent.history
+    def _make_history(self, opened: ExitStack) -> HistoryRecorder | None:
+        config, directory = self._given.agent.history, self._given.agent.state_directory
         if not config.max_bytes:
             return None
         bounds = HistoryBounds(config.max_bytes, config.max_age)
-        directory = self._config.agent.state_directory
-        recorder = HistoryRecorder(
-            HistoryStore(directory, bounds, self._store.check), clock, self._metrics.counters
-        )
+        store = HistoryStore(directory, bounds, self._store.check)
+        recorder = HistoryRecorder(store, self._clock, self._metrics.counters)
         opened.callback(recorder.close)
         return recorder
 
     def _open_tree(self) -> CgroupTree:
         if self._fakes.tree is not None:
             return self._fakes.tree
-        return open_tree(self._config.agent.cgroup_mount)
+        return open_tree(self._given.agent.cgroup_mount)
+
+    def _make_layout(self) -> Layout:
+        """Return where pods stand; a shared cgroup that was asked for before is still used."""
+        config = self._config
+        layout = make_layout(config.cgroup_driver, config.cgroup_root)
+        shares = config.agent.shared_cgroup or self._tree.exists(layout.tier(Tier.SHARED))
+        return replace(layout, shares=shares and not self._neighbour.makes_cgroups)
+
+    def _make_identifier(self) -> ContainerIdentifier | None:
+        """Return what identifies containers by the files of runtimes, None where there are none."""
+        if self._fakes.tree is not None and self._fakes.runtimes is None:
+            return None
+        root = self._fakes.runtimes or Path("/")
+        return RuntimeFiles(root, lambda why: log.warning("runtime file unusable", why=why))
 
     def _observe_pods(self) -> tuple[ObservedPod, ...]:
-        """Return the running pods if the checkpoint may not know all of them, else none.
+        """Return the running pods if the checkpoint may lack some of them, else none.
 
         The checkpoint may be lost, or older than the pods. Raises `OSError` if the tree cannot be
-        read and there is no checkpoint.
+        read and there is no checkpoint; with a checkpoint that is a condition.
         """
         saved = self._loaded.state
         try:
             if saved is not None:
-                known = saved.ledger.allocations.keys() | orphaned_since(saved, self._boot_id)
-                if pod_uids(self._tree, self._layout) <= known:
+                recorded = saved.ledger.allocations.keys() | orphaned_since(saved, self._boot_id)
+                if pod_uids(self._tree, self._layout) <= recorded:
                     return ()
-            return seen_pods(self._tree, self._layout, self._finder)
+            return seen_pods(self._tree, self._layout, self._identifier)
         except OSError as error:
             if saved is None:
                 raise
-            self._unreadable = (
+            why = (
                 f"the cgroups of running pods cannot be read: {error.strerror or error}; pods that "
                 "the checkpoint does not know may be running; see the kernel log, then restart the "
                 "agent"
             )
-            log.error("running pods cannot be read", why=self._unreadable)  # noqa: TRY400  # not a defect of the agent
+            self._conditions["running pods"] = why
+            log.error("running pods cannot be read", why=why)  # noqa: TRY400  # not a defect of the agent
             return ()
 
-    def _read_host(self, known: tuple[WithheldCpus, ...] | None = None) -> Host:
-        # Devices of pods are listed in the configuration; the host's own list is for display only.
-        host = discover(self._config.agent.sysfs_root, devices=False)
-        for warning in sorted({*host.warnings} - self._warned):
-            log.warning("unexpected host data", why=warning)
-        self._warned = frozenset(host.warnings)
-        return replace(host, withheld=self._read_withheld(host.online, known))
+    def _make_providers(self) -> Providers:
+        state = self._loaded.state
+        allocations = {} if state is None else state.ledger.allocations
+        return make_providers(
+            self._plugs.providers, self._config, allocations, self._clock, self._metrics
+        )
 
-    def _read_withheld(
-        self, online: Mask, known: tuple[WithheldCpus, ...] | None = None
-    ) -> tuple[WithheldCpus, ...]:
-        """Return what pods cannot have of the online CPUs; `known` where no cgroup can be read."""
-        if known is None:
-            known = self.controller.state.configured.host.withheld
-        kubelet = self._config.agent.kubelet.enabled
-        try:
-            return read_withheld(self._tree, self._layout.pods(), online, beside_kubelet=kubelet)
-        except OSError:  # the comparison, which reads all of them, says so
-            return known
+    def _make_reader(self) -> HostReader:
+        return HostReader(
+            self._config.agent.sysfs_root,
+            self._tree,
+            self._layout.pods(),
+            made_by_another=self._neighbour.makes_cgroups,
+        )
+
+    def _configure(self) -> ConfiguredHost:
+        """Return the host with its policy; raises `ConfigError` and `SysfsError`.
+
+        Where pods run or have allocations, a configuration that does not fit the host raises
+        nothing: the pods keep what they have (`situate`).
+        """
+        state = self._loaded.state
+        configured = situate(
+            self._config,
+            self._reader.read(),
+            allocated=bool(self._running) or (state is not None and bool(state.ledger.allocations)),
+            managers=self._managers,
+            offer=self._providers.offer(),
+            cordon=NO_CORDON if state is None else state.cordons.total,
+        )
+        return replace(configured, governing=self._governed.governing)
 
     def _open_listeners(self, opened: ExitStack) -> Listeners:
         agent, metrics = self._config.agent, self._config.agent.metrics
@@ -337,46 +259,56 @@ class Wiring:
         opened.callback(monitoring.close)
         return Listeners(admission, monitoring, tls)
 
-    def _make_layout(self) -> Layout:
-        """Return where pods stand; a shared cgroup that was asked for before is still used."""
-        config = self._config
-        layout = make_layout(config.cgroup_driver, config.cgroup_root)
-        shares = config.agent.shared_cgroup or self._tree.exists(layout.tier(Tier.SHARED))
-        return replace(layout, shares=shares and not config.agent.kubelet.enabled)
-
-    def _restore(self, clock: Clock, opened: ExitStack) -> Controller:
-        systemd = self._systemd(opened)
-        isolation = self._isolation(systemd)
-        enforcer = make_enforcer(
+    def _make_controller(self, opened: ExitStack) -> Controller:
+        """Return the controller of the restored state, with the cgroup of all pods prepared."""
+        systemd = self._open_systemd(opened)
+        isolation = self._make_isolation(systemd)
+        enforcer = self._make_enforcer(systemd, isolation, opened)
+        prepared = enforcer.prepare()
+        worker = Worker(progress := Progress(self._clock))
+        state = self._restore_state(isolation, progress, worker, prepared.differences)
+        for note in prepared.notes:
+            log.warning("cgroup controller unavailable", note=note)
+        if prepared.differences:
+            log.error("pods cgroup not ready", conditions=details(prepared.differences))
+        kernel = KernelEnforcement(
+            enforcer,
             self._tree,
             self._layout,
-            systemd,
-            self._finder,
-            self._enforced(),
-            self._writer_of(opened),
-            beside_kubelet=self._config.agent.kubelet.enabled,
-            beside=isolation.slices if isolation.active else no_host_settings,
-            partitions=lambda target, all_pods: isolation.partitions.wanted(
-                target.ledger.allocations, target.bindings, all_pods
-            ),
+            self._config.agent.cgroup_mount,
+            PROC,
+            _own_cgroup(),
+            HostProbes(self._read_tasks(), self._clock.monotonic, state.parts.assigned_files),
+            isolation=isolation,
         )
-        prepared = enforcer.prepare()
-        config, progress = self._config, Progress(clock)
-        assigned = config.agent.assigned_files
-        worker = Worker(progress)
+        controller = Controller(
+            Steps(state, self._metrics, kernel, self._store, worker, self._clock)
+        )
+        controller.note_invalid()
+        return controller
+
+    def _restore_state(
+        self,
+        isolation: HostIsolation,
+        progress: Progress,
+        worker: Worker,
+        unenforced: tuple[Difference, ...],
+    ) -> AgentState:
+        """Return the state of the checkpoint, with the running pods that it lacked."""
+        config, assigned = self._config, self._config.agent.assigned_files
         durable, changed = restored_state(self._configured, self._loaded, self._boot_id)
         state = AgentState(
             self._configured,
             durable,
             AtStart(
                 boot_id=self._boot_id,
-                started=clock.time(),
+                started=self._clock.time(),
                 directory=config.agent.state_directory,
                 reconcile_period=config.cpu_manager_reconcile_period,
                 exported_containers=config.agent.metrics.containers,
                 changed_before=changed,
             ),
-            Observations(unenforced=prepared.differences),
+            Observations(unenforced=unenforced),
             Parts(
                 providers=self._providers,
                 kubelet_devices=self._plugs.given_devices(config, worker),
@@ -388,29 +320,27 @@ class Wiring:
             ),
         )
         recover_pods(state, self._loaded, self._running)
-        state.observed.conditions.update(self._noted)
-        if self._unreadable is not None:
-            state.observed.conditions["running pods"] = self._unreadable
-        for note in prepared.notes:
-            log.warning("cgroup controller unavailable", note=note)
-        if state.observed.unenforced:
-            log.error("pods cgroup not ready", conditions=details(state.observed.unenforced))
-        kernel = KernelEnforcement(
-            enforcer,
+        state.observed.conditions.update({**self._noted, **self._conditions})
+        return state
+
+    def _make_enforcer(
+        self, systemd: Systemd | None, isolation: HostIsolation, opened: ExitStack
+    ) -> Enforcer:
+        return make_enforcer(
             self._tree,
             self._layout,
-            self._config.agent.cgroup_mount,
-            PROC,
-            _own_cgroup(),
-            HostProbes(self._tasks(), clock.monotonic, state.parts.assigned_files),
-            isolation=isolation,
+            systemd,
+            self._identifier,
+            self._enforced(),
+            self._writer_of(opened),
+            beside_kubelet=self._neighbour.makes_cgroups,
+            beside=isolation.slices if isolation.active else no_host_settings,
+            partitions=lambda target, all_pods: isolation.partitions.wanted(
+                target.ledger.allocations, target.bindings, all_pods
+            ),
         )
-        steps = Steps(state, self._metrics, kernel, self._store, worker, clock)
-        controller = Controller(steps)
-        controller.note_invalid()
-        return controller
 
-    def _isolation(self, systemd: Systemd | None) -> HostIsolation:
+    def _make_isolation(self, systemd: Systemd | None) -> HostIsolation:
         agent = self._config.agent
         return HostIsolation(
             agent.isolation,
@@ -438,15 +368,15 @@ class Wiring:
     def _enforced(self) -> EnforcedControllers:
         """Return what is written into cgroups, and by which settings.
 
-        Beside a kubelet the settings are its own, and quotas, which the agent writes where there
-        are exclusive CPUs alone, have the kernel's period.
+        A neighbour that makes cgroups has settings of its own. The agent then writes quotas only
+        where there are exclusive CPUs, with the kernel's period.
         """
         config, nodes = self._config, self._configured.host.nodes
         sizes = {page.size_bytes for node in nodes for page in node.hugepages}
         enforced = EnforcedControllers(
             frozenset(map(str, config.agent.enforce)), tuple(sorted(sizes))
         )
-        if config.agent.kubelet.enabled:
+        if self._neighbour.makes_cgroups:
             return enforced
         tiered = config.memory_reservation_policy is MemoryReservationPolicy.TIERED
         period_us = round(config.cpu_cfs_quota_period * 1e6)
@@ -461,20 +391,13 @@ class Wiring:
             most_processes=0 if self._fakes.tree is not None else most_processes(PROC),
         )
 
-    def _tasks(self) -> Callable[[], Iterable[Task]]:
-        """Return the reader of tasks; tasks of this kernel are not in a fake tree."""
+    def _read_tasks(self) -> Callable[[], Iterable[Task]]:
+        """Return what reads the tasks of the host; none of them are in a fake tree."""
         if self._fakes.tasks is not None:
             return self._fakes.tasks
         return partial(read_tasks, PROC) if self._fakes.tree is None else tuple
 
-    def _make_finder(self) -> ContainerIdentifier | None:
-        """Return the identifier of containers; containers of this host are not in a fake tree."""
-        if self._fakes.tree is not None and self._fakes.runtimes is None:
-            return None
-        root = self._fakes.runtimes or Path("/")
-        return RuntimeFiles(root, lambda why: log.warning("runtime file unusable", why=why))
-
-    def _systemd(self, opened: ExitStack) -> Systemd | None:
+    def _open_systemd(self, opened: ExitStack) -> Systemd | None:
         if self._layout.driver is Driver.CGROUPFS or self._fakes.systemd is not None:
             return self._fakes.systemd
         from systemd.bus import SystemBus  # noqa: PLC0415  # the cgroupfs driver saves its memory
@@ -483,98 +406,58 @@ class Wiring:
         opened.callback(bus.close)
         return bus
 
-    def _api(self) -> Api:
-        limits, group = self._config.agent.limits, self.group
-        size = limits.message_bytes
-        return Api(self.controller, _topology, self._config, group, size, PROC)
+    def _make_api(self) -> Api:
+        limits = self._config.agent.limits
+        return Api(
+            self.controller,
+            _topology,
+            self.group,
+            limits.message_bytes,
+            PROC,
+            no_requests=self._neighbour.no_requests,
+        )
 
-    def _inputs(self, opened: ExitStack) -> HostInputs:
-        live = self._fakes.live
+    def _make_inputs(self, opened: ExitStack) -> HostInputs:
+        live, sysfs_root = self._fakes.live, self._config.agent.sysfs_root
+        state, reader = self.controller.state, self._reader
+        governor = Governor(
+            self._given, self._governed, state, reader, self._managers, self._providers
+        )
+        inputs = CompanionInputs(
+            self._given,
+            self.controller,
+            self._intakes,
+            self._noted,
+            self._fakes.kubelet_root,
+            governor.govern,
+        )
         return HostInputs(
-            discover=self._configure_host,
-            fingerprint=lambda: _fingerprint(self._config.agent.sysfs_root),
-            withheld=self._read_withheld,
-            hotplug=watch_hotplug if live and str(self._config.agent.sysfs_root) == "/" else None,
-            cgroups=self._cgroup_changes(opened) if live else None,
+            discover=governor.read_host,
+            fingerprint=reader.fingerprint,
+            withheld=lambda online: reader.withheld(online, state.configured.host.withheld),
+            hotplug=watch_hotplug if live and str(sysfs_root) == "/" else None,
+            cgroups=self._watch_cgroups(opened) if live else None,
             intakes=self._intakes,
-            offered=self._take_offer if self._providers.all else None,
-            companions=tuple(self._plugs.companions(self._surroundings())),
+            offered=governor.take_offer if self._providers.all else None,
+            companions=tuple(self._plugs.companions(inputs)),
         )
 
-    def _surroundings(self) -> Surroundings:
-        return Surroundings(
-            self._given, self.controller, self._intakes, self._noted, self._root, self._govern
-        )
-
-    def _of_last_decision(self) -> GoverningVersion | None:
-        """Return by whose rules that was made, for where the kubelet does not say its version."""
-        state = self._loaded.state
-        saved = "" if state is None else state.policy.get(VERSION_KEY, "")
-        if not self._given.agent.kubelet.enabled or saved not in set(KubernetesVersion):
-            return None
-        return GoverningVersion(KubernetesVersion(saved), "the last decision")
-
-    def _begin_with(self, governing: GoverningVersion | None) -> None:
-        """Go by these rules, or by the newest where the configuration does not fit these."""
-        try:
-            self._govern_by(governing)
-        except ConfigError as error:
-            self._noted = {**self._noted, VERSION_KEY: str(error)}
-            log.error("configuration does not fit the version", why=str(error))  # noqa: TRY400  # not a defect of the agent
-            self._govern_by(None)
-
-    def _govern_by(self, governing: GoverningVersion | None) -> None:
-        """Go by the rules of the configured version, else of this; raises `ConfigError`."""
-        given = self._given
-        if given.kubernetes_version is not None:
-            governing = GoverningVersion(given.kubernetes_version, VERSION_KEY)
-        governing = governing or GoverningVersion()
-        config = replace(given, kubernetes_version=governing.version)
-        before = find_problems(given)
-        if problems := [each for each in find_problems(config) if each not in before]:
-            source = f"configuration under {config.version} ({governing.source})"
-            raise ConfigError(source, tuple(problems))
-        self._config, self._governing = config, governing
-
-    def _govern(self, governing: GoverningVersion | None) -> ConfiguredHost:
-        self._govern_by(governing)
-        return self._configure_host()
-
-    def _configure_host(self) -> ConfiguredHost:
-        return self._situated(self._read_host())
-
-    def _take_offer(self) -> ConfiguredHost:
-        """Return the policy with the devices that are offered now, on the host as last read."""
-        return self._situated(self.controller.state.configured.host)
-
-    def _situated(self, host: Host) -> ConfiguredHost:
-        state = self.controller.state
-        found = situate(
-            self._config,
-            host,
-            state.configured,
-            managers=self._managers,
-            offer=self._providers.offer(),
-            cordon=state.durable.cordons.total,
-        )
-        # Where the configuration does not fit the host, the former policy stays, and its version.
-        return found if found.mismatches else replace(found, governing=self._governing)
-
-    def _cgroup_changes(self, opened: ExitStack) -> CgroupChanges:
+    def _watch_cgroups(self, opened: ExitStack) -> CgroupChanges:
         changes = CgroupChanges(self._config.agent.cgroup_mount)
         opened.callback(changes.close)
         return changes
 
-    def _register(self, clock: Clock) -> tuple[PodIntake, ...]:
+    def _register_sources(self) -> tuple[PodIntake, ...]:
         """Register the sources of pods that are configured, and return their intakes."""
         cgroups, saved = partial(pod_uids, self._tree, self._layout), self._loaded.state
         same_boot = saved is not None and bool(self._boot_id) and saved.boot_id == self._boot_id
-        inputs = SourceInputs(self._config, clock, cgroups, same_boot)
-        made = [source for make in self._plugs.sources if (source := make(inputs)) is not None]
-        for source in made:
+        inputs = SourceInputs(self._config, self._clock, cgroups, same_boot)
+        factories = self._plugs.sources
+        sources = [source for make in factories if (source := make(inputs)) is not None]
+        for source in sources:
             self.controller.state.register(source)
         admissions = SourceAdmissions(self.controller)
-        return tuple(PodIntake(source, admissions) for source in made)
+        return tuple(PodIntake(source, admissions) for source in sources)
 
 
 def with_pod_resources(listeners: Listeners, config: Config, controller: Controller) -> Listeners:
@@ -614,28 +497,5 @@ def _own_cgroup() -> str:
         return ""
 
 
-def most_processes(proc: Path) -> int:
-    """Return how many processes the kernel allows (the kubelet's pidlimit.Stats); 0: not known."""
-    kernel = proc / "sys/kernel"
-    texts = (_text(kernel / name).strip() for name in ("pid_max", "threads-max"))
-    return min((int(text) for text in texts if text.isdigit()), default=0)
-
-
-def _has_pods(loaded: LoadResult) -> bool:
-    return loaded.state is not None and bool(loaded.state.ledger.allocations)
-
-
 def _topology(host: Host) -> bytes:
     return json.dumps(topology_view(host)).encode() + b"\n"
-
-
-def _fingerprint(root: Path) -> str:
-    """Return the online CPUs and nodes as text; cheap enough for every reconcile."""
-    return "\n".join(_text(root / file) for file in _ONLINE_FILES)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -3,7 +3,7 @@
 A source knows which pods are to run and nothing of the ledger. The agent reads it at the start,
 whenever its stream of changes yields, and from time to time; it admits what the source asks for and
 removes what the source no longer asks for (`agent.server.intake.PodIntake`). Sources are registered
-in `Plugs.sources` (`agent/server/wiring.py`).
+in `Plugs.sources` (`agent/server/plugs.py`).
 """
 
 from __future__ import annotations

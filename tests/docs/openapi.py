@@ -34,7 +34,6 @@ from tests.docs.hosts import ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.config.model import Config
     from agent.server.controller import Controller
 
 PAGE: Final = ROOT / "docs/api.md"
@@ -149,7 +148,7 @@ def served() -> dict[tuple[str, str], tuple[str, ...]]:
     progress = SimpleNamespace(part=lambda _name: None)
     state = SimpleNamespace(parts=SimpleNamespace(progress=progress))
     controller = SimpleNamespace(worker=SimpleNamespace(clock=None), state=state)
-    api = Api(cast("Controller", controller), lambda _: b"", cast("Config", None))
+    api = Api(cast("Controller", controller), lambda _: b"")
     return {
         (method, "/" + "/".join(path)): known or ()
         for method, path, _, known in api._routes._handlers

@@ -17,8 +17,9 @@ from agent.clock import SystemClock
 from agent.cluster.plugs import PLUGS
 from agent.config.load import load_config_file
 from agent.server.errors import StartError
+from agent.server.plugs import Fakes
 from agent.server.service_manager import ServiceManager
-from agent.server.wiring import Fakes, Wiring
+from agent.server.wiring import Wiring
 from agent.state.checkpoint import StateDirectoryError
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.mask import Mask

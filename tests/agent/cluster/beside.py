@@ -21,7 +21,8 @@ from agent.cluster.runtime_events import RuntimeEvents
 from agent.config.cluster import BesideKubeletConfig, OnReject
 from agent.config.model import CgroupDriver
 from agent.server.intake import PodIntake, SourceAdmissions
-from agent.server.wiring import Fakes, Wiring
+from agent.server.plugs import Fakes
+from agent.server.wiring import Wiring
 from agent.sources.source import SourceEntry, SourceReading
 from cgroupfs.names import Tier
 from sysfs.mask import Mask

@@ -11,8 +11,9 @@ import pytest
 from agent.cluster.plugs import PERIOD_SECONDS, PLUGS, check_undeclared, watch_undeclared
 from agent.config.load import load_config
 from agent.server.errors import StartError
+from agent.server.plugs import Fakes
 from agent.server.service_manager import ServiceManager
-from agent.server.wiring import Fakes, Wiring
+from agent.server.wiring import Wiring
 from systemd.notify import Notifier
 from tests.agent.server.support import make_world, running, until
 from tests.agent.tools.doctor.hosts import PID, FakeHost

@@ -24,7 +24,8 @@ from agent.pods.quantity import Quantity
 from agent.reconcile.placement import pod_cgroup
 from agent.reconcile.withheld import read_withheld
 from agent.server.configured import situate
-from agent.server.wiring import Fakes, Wiring
+from agent.server.plugs import Fakes
+from agent.server.wiring import Wiring
 from agent.state.checkpoint import decode
 from agent.state.store import CHECKPOINT_NAME
 from cgroupfs.apply import ENABLED
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from agent.managers.policy import Cordon
     from agent.pods.model import Pod
     from agent.server.controller import Controller
-    from agent.server.wiring import SourceFactory
+    from agent.server.plugs import SourceFactory
     from agent.state.checkpoint import Checkpoint
 
 _Result = TypeVar("_Result")

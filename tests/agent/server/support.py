@@ -26,8 +26,9 @@ from agent.config.model import Config
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy
 from agent.managers.registry import MANAGERS
 from agent.reconcile.diff import unknown_writer
+from agent.server.plugs import Fakes
 from agent.server.service_manager import ServiceManager
-from agent.server.wiring import Fakes, Wiring
+from agent.server.wiring import Wiring
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.described import regular_host, write_tree
 from sysfs.mask import Mask
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
     from agent.server.controller import Controller
     from agent.server.events import Watcher
     from agent.server.lifecycle import CgroupFollower, Service
+    from agent.server.plugs import SourceFactory
     from agent.server.providers import ProviderFactory
-    from agent.server.wiring import SourceFactory
     from sysfs.host import Host
     from systemd.bus import Systemd
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from agent.config.model import Config
 from agent.pods.manifest import load_pod
 from agent.server import handlers
 from agent.server import lifecycle as service_module
@@ -207,7 +206,7 @@ async def test_whatever_a_member_asks_for_root_waits_for_one_of_the_answers(
     member, answers = os.geteuid() + 1, list[int]()
     async with running(world) as agent:
         await agent.controller.admit(load_pod(manifest(), "test"))
-        api = Api(agent.controller, lambda _: b"{}", Config(), MEMBERS)
+        api = Api(agent.controller, lambda _: b"{}", MEMBERS)
         await asyncio.gather(*(ask(uid) for uid in (*[member] * 8, 0)))
         api.close()
     assert answers.index(0) <= 1

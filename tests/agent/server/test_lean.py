@@ -78,7 +78,7 @@ def test_of_the_sources_of_a_kubelet_only_what_is_configured_is_imported(
         "import_agent()",
         "from agent.config.model import AgentConfig, BesideKubeletConfig, Config",
         "from agent.cluster.plugs import kubelet_pods",
-        "from agent.server.wiring import SourceInputs",
+        "from agent.server.plugs import SourceInputs",
         f"config = Config(agent=AgentConfig(kubelet=BesideKubeletConfig({beside})))",
         "assert bool(kubelet_pods(SourceInputs(config, None, set, True))) "
         "is config.agent.kubelet.enabled",

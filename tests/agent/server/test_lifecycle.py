@@ -18,8 +18,9 @@ from agent.pods.quantity import Quantity
 from agent.server import lifecycle as service_module
 from agent.server.decider import decide
 from agent.server.limits import Caller
+from agent.server.plugs import Fakes
 from agent.server.queue import called_by
-from agent.server.wiring import Fakes, Wiring
+from agent.server.wiring import Wiring
 from tests.agent.server.support import (
     OTHER_UID,
     UID,

@@ -570,7 +570,7 @@ def test_no_process_runs_on_a_cpu_of_another_pod_whatever_becomes_of_the_host(
     for seed in range(FIRST, FIRST + STORIES // 2):
         story = Upheaval(make_site(config), Random(f"upheaval {driver} {seed}"))  # noqa: S311  # no secret
         found = partial(found_host, story.site)
-        monkeypatch.setattr("agent.server.wiring.discover", lambda *_, **__: found())  # noqa: B023  # called at once
+        monkeypatch.setattr("agent.server.host_reader.discover", lambda *_, **__: found())  # noqa: B023  # called at once
         story.run()
 
 
@@ -580,7 +580,7 @@ def test_no_process_ever_runs_on_a_cpu_of_another_pod(
     tmp_path: Path, host_root: Path, monkeypatch: pytest.MonkeyPatch, driver: CgroupDriver
 ) -> None:
     # The host stays the same; reading it again would take most of the time.
-    monkeypatch.setattr("agent.server.wiring.discover", functools.cache(discover))
+    monkeypatch.setattr("agent.server.host_reader.discover", functools.cache(discover))
     config = site_config(make_world(tmp_path, host_root).config, driver)
     for seed in range(STORIES // 2):
         Story(make_site(config), Random(f"{driver} {seed}")).run()  # noqa: S311  # no secret

@@ -31,7 +31,7 @@ from tests.agent.server.support import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
-    from agent.server.wiring import SourceInputs
+    from agent.server.plugs import SourceInputs
     from agent.sources.source import PodSource
     from tests.agent.server.support import Running, World
 

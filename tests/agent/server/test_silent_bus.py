@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from agent.cluster.plugs import PLUGS
 from agent.config.model import CgroupDriver
-from agent.server.wiring import Fakes, Wiring
+from agent.server.plugs import Fakes
+from agent.server.wiring import Wiring
 from tests.agent.server.sites import Site, make_site, pod_of, site_config, wrongs
 from tests.agent.server.support import FakeClock, RecordingManager, in_loop, make_world
 from tests.fakes.silence import HangingSystemd

@@ -14,7 +14,9 @@ from agent.config.agent import MetricsConfig
 from agent.config.model import CgroupDriver, ConfigError
 from agent.reconcile.report import EnforcementStartError
 from agent.server.errors import StartError
-from agent.server.wiring import Fakes, Wiring, most_processes
+from agent.server.host_reader import most_processes
+from agent.server.plugs import Fakes
+from agent.server.wiring import Wiring
 from agent.state.checkpoint import StateDirectoryLockedError
 from cgroupfs.errors import TreeLockedError
 from sysfs.files import SysfsError

@@ -30,8 +30,9 @@ from agent.config.model import CgroupDriver, Config
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy, TopologyManagerScope
 from agent.server import log as logs
 from agent.server.memory import settle_memory
+from agent.server.plugs import Fakes
 from agent.server.service_manager import ServiceManager
-from agent.server.wiring import Fakes, Wiring
+from agent.server.wiring import Wiring
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.described import write_tree
 from sysfs.mask import Mask
