@@ -1,33 +1,19 @@
 """Which CPUs serve a request or a reservation: the static policy's choice.
 
-In goes a set of free CPUs, out comes a part of it, by the policy options (kubelet v1.36,
-`staticPolicy.takeByTopology` and the accumulator of `cpu_assignment.go`).
+In go the free CPUs, a number and the policy options. Out comes a set of that many free CPUs; the
+same input always gives the same set. The rules are those of the kubelet v1.36
+(`staticPolicy.takeByTopology` and `cpu_assignment.go`), and of its documents where these differ:
 
-**Packing.** The kubelet compares the free CPUs of a core or socket with the average core or socket
-of the host, and then takes all CPUs of the group. Where cores or sockets differ in size, that
-allocates CPUs that are not free, and skips groups that are free. So here a group is taken if all
-CPUs that it has are free and no more than needed. It fills group after group: NUMA nodes, sockets,
-caches, cores; a small group that fits can push the rest onto another node, or fill small cores
-although large cores are free. So on uneven hosts the choice is compared with others, and the
-narrowest is taken.
-
-**Few sockets** (`align-by-socket`, KEP-3327). The kubelet takes any set of as many NUMA nodes as a
-request needs, and so may split CPUs over two sockets although one socket has room for all. Here
-sets of nodes, and the CPUs themselves, are chosen on one socket if one has room, else on as few
-sockets as possible.
-
-**Distribution** (`distribute-cpus-across-numa`, `takeByTopologyNUMADistributed`). The
-fewest nodes are chosen that can give equal shares in whole groups; among sets of that many nodes
-the one that leaves the free CPUs of **all** nodes with the smallest standard deviation. Groups that
-do not divide evenly go round-robin to some of the chosen nodes, chosen by the same measure. Of
-equal answers the first wins: sets in lexicographic order of the nodes' order, larger sets first.
-
-What is left over in total is the same for every choice. So the deviation is smallest where
-
-    gain = sum over the nodes of (2 * free - given) * given
-
-is largest: an exact integer, where the kubelet rounds a float to three decimals (which can only
-matter when nodes differ by more than a hundred CPUs).
+1. **Distribute** (`distribute-cpus-across-numa`): the fewest nodes that can give equal shares in
+   whole groups of CPUs give them (`distribution`).
+2. **Pack** what is not distributed: take whole NUMA nodes and sockets, then whole caches, then
+   whole cores, as long as they fit, and then single CPUs (`CpuAccumulator`).
+3. **Uneven hosts**, where cores, sockets or caches differ in size: compare the packed CPUs with
+   other choices, and take the narrowest (`narrowest`). A small group that fits can push the rest
+   onto another node, or fill small cores although large cores are free.
+4. **Few sockets** (`align-by-socket`, KEP-3327): if fewer sockets than those of the choice have
+   room, choose again on the fewest that have (`on_fewer_sockets`). The kubelet takes any set of as
+   many NUMA nodes as are needed: it may split CPUs over two sockets although one has room for all.
 """
 
 from __future__ import annotations
@@ -57,11 +43,214 @@ if TYPE_CHECKING:
     Fill: TypeAlias = Callable[[int], int]
 
 
+def take_by_topology(
+    topology: CpuTopology,
+    options: CpuPolicyOptions,
+    available: Mask,
+    count: int,
+    work: SearchBudget | None = None,
+    version: KubernetesVersion = NEWEST,
+    least_nodes: int = 0,
+) -> Mask:
+    """Choose `count` of the `available` CPUs by the policy options.
+
+    CPUs that the topology does not know are not available. `least_nodes` above 1 has CPUs
+    distributed over that many nodes, if these can give equal shares, on whatever sockets. `work`
+    says afterwards whether a better choice may have been missed. Raises `NotEnoughCpusError`.
+    """
+    strategy = strategy_of(topology, options, version)
+    if least_nodes > 1:
+        strategy = replace(strategy, least_nodes=least_nodes)
+    cpus = take(topology, strategy, available, count, work)
+    if not options.align_by_socket or strategy.least_nodes:
+        return cpus
+    inside = on_fewer_sockets(topology, available, cpus, whole_cores=strategy.whole_cores)
+    return cpus if inside is None else take(topology, strategy, inside, count, work)
+
+
+def take(
+    topology: CpuTopology,
+    strategy: Strategy,
+    available: Mask,
+    count: int,
+    work: SearchBudget | None = None,
+) -> Mask:
+    """Choose `count` of the `available` CPUs; raises `NotEnoughCpusError`."""
+    free = available.bits & topology.all.bits
+    if count > free.bit_count():
+        raise NotEnoughCpusError(count, free.bit_count())
+    if count <= 0:
+        return EMPTY
+    cpus = None
+    if strategy.group_size is not None and count % strategy.group_size == 0:
+        cpus = _distributed(topology, strategy, free, count, work)
+    if cpus is None:
+        return Mask(_packed(topology, strategy, free, count))
+    if _is_torn(topology, strategy, cpus):  # whole cores matter more than equal shares
+        packed = _packed(topology, strategy, free, count)
+        cpus = min(cpus, packed, key=partial(_torn, topology))
+    return Mask(cpus)
+
+
+class Strategy(Struct, frozen=True):
+    """The policy options, as far as they say how CPUs are chosen."""
+
+    #: Distribute in groups of so many CPUs; None: pack onto few NUMA nodes.
+    group_size: int | None = None
+    #: Take single CPUs across cores.
+    spread: bool = False
+    #: Prefer whole uncore caches, when packing.
+    uncore: bool = False
+    #: Whole physical cores are asked for.
+    whole_cores: bool = False
+    #: Spread by the host's cores, instead of by the CPUs' numbers.
+    core_by_core: bool = False
+    #: Distribute over so many nodes, if these can give equal shares.
+    least_nodes: int = 0
+
+    @property
+    def by_cache(self) -> bool:
+        """Whether uncore caches affect the choice."""
+        return self.uncore and self.group_size is None
+
+
+def strategy_of(
+    topology: CpuTopology, options: CpuPolicyOptions, version: KubernetesVersion
+) -> Strategy:
+    """Return how CPUs are chosen under the policy options of a Kubernetes version."""
+    group_size = None
+    if options.distribute_cpus_across_numa:
+        group_size = topology.cpus_per_core if options.full_pcpus_only else 1
+    return Strategy(
+        group_size=group_size,
+        spread=options.distribute_cpus_across_cores,
+        uncore=options.prefer_align_cpus_by_uncorecache,
+        whole_cores=options.full_pcpus_only,
+        core_by_core=version.rules.spreading_goes_core_by_core,
+    )
+
+
+def _packed(topology: CpuTopology, strategy: Strategy, free: int, count: int) -> int:
+    """Fill the fullest places first (kubelet `takeByTopologyNUMAPacked`).
+
+    On an uneven host there may be narrower choices.
+    """
+    fill = partial(_filled, topology, strategy, count)
+    caches_alike = topology.uncores_alike or not strategy.by_cache
+    if topology.cores_alike and topology.sockets_alike and caches_alike:
+        return fill(free)
+    return narrowest(topology, strategy, free, count, fill)
+
+
+def _filled(topology: CpuTopology, strategy: Strategy, count: int, free: int) -> int:
+    accumulator = CpuAccumulator(topology, free, count, whole_cores=strategy.whole_cores)
+    steps = [accumulator.take_full_outer, accumulator.take_full_inner]
+    if strategy.by_cache:
+        steps.append(accumulator.take_uncore)
+    if strategy.spread and strategy.core_by_core:
+        steps.append(accumulator.take_remaining_core_by_core)
+    elif strategy.spread:
+        steps.append(accumulator.take_remaining_spread)
+    elif topology.cores_alike:
+        steps += [accumulator.take_full_cores, accumulator.take_remaining_packed]
+    else:
+        steps.append(accumulator.take_fewest_cores)
+    for step in steps:
+        if accumulator.need:
+            step()
+    return accumulator.taken
+
+
+def _distributed(
+    topology: CpuTopology, strategy: Strategy, free: int, count: int, work: SearchBudget | None
+) -> int | None:
+    """Take the same number from each node that is needed (`takeByTopologyNUMADistributed`).
+
+    None when no nodes can give equal shares. `prefer-align-cpus-by-uncorecache` plays no part.
+    """
+    group_size = strategy.group_size or 1
+    shares = distribution(topology, free, count, group_size, work, strategy.least_nodes)
+    if shares is None:
+        return None
+    cpus = 0
+    for node in shares:
+        portions = (node.base, *(group_size,) * node.extra_groups)
+        for portion in portions if topology.cores_alike else (sum(portions),):
+            cpus |= _packed(topology, strategy, node.cpus & ~cpus, portion)
+    return cpus
+
+
+_MILLICORES_PER_CPU: Final = 1000
+
+
+class ReservationError(ManagerError):
+    """The reservation does not fit the host; the static policy cannot start."""
+
+
+class EmptyReservationError(ReservationError):
+    """No CPU is reserved, so shared containers could end up without CPUs."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the static CPU manager policy needs at least one reserved CPU, none is configured",
+            "set reservedSystemCPUs, or cpu in systemReserved or kubeReserved",
+        )
+
+
+class ReservationTooLargeError(ReservationError):
+    """The reservation exceeds the online CPUs of the host."""
+
+    def __init__(self, asked: int, online: int) -> None:
+        self.asked = asked
+        self.online = online
+        super().__init__(
+            f"unable to reserve {asked} CPUs: {online} are online",
+            "lower cpu in systemReserved and kubeReserved",
+        )
+
+
+def reserve_cpus(
+    topology: CpuTopology,
+    options: CpuPolicyOptions,
+    millicores: int,
+    version: KubernetesVersion = NEWEST,
+) -> Mask:
+    """Return the CPUs for `millicores` (systemReserved + kubeReserved), rounded up.
+
+    They are chosen as for a container, by the same policy options: `distribute-cpus-across-numa`
+    reserves on every node. But `full-pcpus-only` guarantees whole cores to containers only: where
+    cores differ, the reservation uses as few as possible. Raises `EmptyReservationError` or
+    `ReservationTooLargeError`.
+    """
+    count = -(-millicores // _MILLICORES_PER_CPU)
+    if count <= 0:
+        raise EmptyReservationError
+    try:
+        strategy = replace(strategy_of(topology, options, version), whole_cores=False)
+        return take(topology, strategy, topology.all, count)
+    except NotEnoughCpusError as error:
+        raise ReservationTooLargeError(error.asked, error.available) from error
+
+
+class NotEnoughCpusError(ManagerError):
+    """A request for more CPUs than are free."""
+
+    def __init__(self, asked: int, available: int) -> None:
+        self.asked = asked
+        self.available = available
+        super().__init__(
+            f"{cpus_text(asked)} asked, {available} available",
+            "ask for fewer CPUs, or wait until another pod ends",
+        )
+
+
 @final
 class CpuAccumulator:
-    """One request being served: `free` CPUs (bits), `need` more of them, `taken` so far.
+    """One request while it is packed: `taken` CPUs (bits) so far, `need` more of the `free` CPUs.
 
-    `whole_cores` says that whole cores are asked for (`full-pcpus-only`).
+    A group of CPUs is taken if all its CPUs are free and no more than are needed. The kubelet asks
+    instead whether an average group would be free: where groups differ in size it takes CPUs that
+    are not free, and skips groups that are. `whole_cores` says that whole cores are asked for.
     """
 
     __slots__ = ("free", "levels", "need", "taken", "topology", "whole_cores")
@@ -87,7 +276,7 @@ class CpuAccumulator:
             self._take_whole(inner_order(self.topology, self.free))
 
     def take_uncore(self) -> None:
-        """Take free uncore caches that fit, the rest from the first cache that has enough.
+        """Take free uncore caches that fit, then the rest from the first cache that has enough.
 
         This is `prefer-align-cpus-by-uncorecache` (KEP-4800). Caches stand in the order of their
         NUMA nodes, then by free CPUs, then by id. Where they differ in size, one cache that can
@@ -215,9 +404,9 @@ class CpuAccumulator:
         return [cache for node in nodes for cache in rank(inside[node.id], free)]
 
 
-#: Up to so many nodes every set is compared where the best one is not evident, whatever that takes.
-#: Above, that has to fit into a budget of work, a step for each deal; where it does not, the sets
-#: with the most room are compared: a valid choice, and nearly always the same.
+#: On hosts of up to this many nodes every set of nodes is compared where the best is not evident.
+#: On larger hosts only if the budget of work has a step for each deal. If not, only the nodes with
+#: the most room are considered: a valid choice, and nearly always the same.
 MAX_NODES_COMPARED: Final = 8
 
 
@@ -230,9 +419,10 @@ class NodeShare(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """Which nodes (positions) give a group each how often, and how much that gains."""
+    """How the groups that do not divide evenly are dealt to the nodes, and what that gains."""
 
     gain: int
+    #: Nodes (positions), and how many of these groups each gives.
     given: tuple[tuple[int, int], ...]
 
 
@@ -246,11 +436,11 @@ def distribution(
 ) -> list[NodeShare] | None:
     """Return what each node gives, or None when no set of nodes can give equal shares.
 
-    `count` is a multiple of `group_size` (CPUs). Equal shares are whole groups, and the groups that
-    remain are fewer than the nodes. `work` says afterwards whether a better choice may have been
-    missed. `least_nodes` are as many nodes as there are to be: where so many cannot give equal
-    shares more are tried, and then fewer, one by one. It does not count where there are fewer
-    groups, or fewer nodes with free CPUs.
+    `count` is a multiple of `group_size` (CPUs). Shares are whole groups; the groups that do not
+    divide evenly are fewer than the nodes. The number of nodes is the fewest that will do; with
+    `least_nodes` it is the first that will do of that number, larger numbers, then smaller ones.
+    `least_nodes` is ignored if there are fewer groups, or fewer nodes with free CPUs. `work` says
+    afterwards whether a better choice may have been missed.
     """
     nodes = rank_nodes(topology, free)
     room = [(node.cpus & free).bit_count() for node in nodes]
@@ -279,7 +469,17 @@ def _node_range(
 
 
 class _Shares:
-    """Serving `groups` groups from `number` of the nodes with the given room, equally."""
+    """All ways in which `number` of the nodes give `groups` groups in equal shares.
+
+    The best leaves the free CPUs of **all** nodes with the smallest standard deviation. What is
+    left over in total is the same for each, so the best is where
+
+        gain = sum over the nodes of (2 * free - given) * given
+
+    is largest: an exact integer. The kubelet rounds a float to three decimals, which can only
+    matter when nodes differ by more than a hundred CPUs. Of equal gains the first wins: sets of
+    nodes in lexicographic order, and of one set the deals in the order of `_deals`.
+    """
 
     def __init__(self, room: Sequence[int], number: int, groups: int, group_size: int) -> None:
         self.room = room
@@ -291,7 +491,7 @@ class _Shares:
 
     @property
     def possible(self) -> bool:
-        """If the nodes with the most room cannot, no others can."""
+        """Whether any nodes can: if the nodes with the most room cannot, no others can."""
         left = [self.room[index] - self.base for index in self.roomiest]
         return min(left) >= 0 and sum(room // self.size for room in left) >= self.remaining
 
@@ -314,7 +514,7 @@ class _Shares:
         return self._best_of_all(_most_gain(self._deals(self.roomiest)))
 
     def _all_deals(self) -> int:
-        """Return how many deals there are to compare, at most."""
+        """Return an upper bound on how many deals there are to compare."""
         smaller = sum(comb(self.number, size) for size in range(1, self.remaining))
         return comb(len(self.room), self.number) * (1 + smaller)
 
@@ -336,7 +536,7 @@ class _Shares:
         return (self.roomiest, known) if best is None else best[1:]
 
     def _most_that_extra_can_gain(self) -> int:
-        """Give the remaining groups one by one from where it gains most: nothing can gain more."""
+        """Return an upper bound: each remaining group comes from the node where it gains most."""
         left = [self.room[index] - self.base for index in self.roomiest]
         gain = 0
         for _ in range(self.remaining):
@@ -354,7 +554,7 @@ class _Shares:
                 yield self._round_robin(members)
 
     def _roomiest_deals(self) -> Iterator[Distribution | None]:
-        """Yield the deals of the roomiest set, of each size that to the members with most room."""
+        """Yield some deals of the roomiest nodes: for each size the members with the most room."""
         able = [index for index in self.roomiest if self.room[index] - self.base >= self.size]
         yield self._single_groups(self.roomiest)
         for size in range(min(self.remaining - 1, len(able)), 0, -1):
@@ -405,13 +605,14 @@ def _ceil_div(number: int, by: int) -> int:
 
 
 class SocketOrder(Struct, frozen=True):
-    """Orders sets of NUMA nodes for a request of `count` CPUs; the smallest key is the best.
+    """The order of sets of NUMA nodes for a request: sets whose sockets have room, on few sockets.
 
-    `sockets` are the nodes of each socket, as bits, and its free CPUs. First come sets of nodes
-    whose sockets have room, then those on few sockets.
+    The smallest key is the best.
     """
 
+    #: The nodes of each socket, as bits, and how many free CPUs it has.
     sockets: tuple[tuple[int, int], ...]
+    #: How many CPUs are requested.
     count: int
 
     @classmethod
@@ -435,10 +636,10 @@ class SocketOrder(Struct, frozen=True):
 def on_fewer_sockets(
     topology: CpuTopology, available: Mask, chosen: Mask, *, whole_cores: bool
 ) -> Mask | None:
-    """Return the available CPUs of the fewest sockets with room for as many CPUs as `chosen`.
+    """Return the available CPUs of the fewest sockets that have room for the `chosen` CPUs.
 
-    None when `chosen` touches no more sockets than that. With `whole_cores` only free physical
-    cores count as room, and only they are returned. Of sockets that would do the fullest is taken.
+    None when `chosen` is on no more sockets than these. With `whole_cores` only CPUs in free
+    physical cores count, and only they are returned.
     """
     touched = sum(1 for socket in topology.sockets if socket.cpus & chosen.bits)
     if touched <= 1:
@@ -452,7 +653,7 @@ def on_fewer_sockets(
 def with_room(groups: Groups, free: int, count: int) -> int:
     """Return the `free` CPUs (bits) of the fewest groups that have `count`; all if none have.
 
-    The groups with the most free CPUs are taken, as the last one the fullest that would do.
+    They are the groups with the most free CPUs, except the last: that has the fewest that will do.
     """
     rooms = sorted((((group.cpus & free).bit_count(), group) for group in groups), reverse=True)
     inside = 0
@@ -470,58 +671,22 @@ def _free(socket: CpuGroup, free: Mask) -> int:
     return (socket.cpus & free.bits).bit_count()
 
 
-class Strategy(Struct, frozen=True):
-    """How CPUs are chosen.
-
-    `group_size` None packs onto few NUMA nodes; a number distributes evenly over the nodes that
-    are needed, in groups of that many CPUs, and over `least_nodes` where these can give equal
-    shares. `spread` takes single CPUs across cores, with `core_by_core` by the host's topology
-    instead of the CPUs' numbers. `uncore` prefers whole uncore caches (packing only), `whole_cores`
-    asks for whole physical cores.
-    """
-
-    group_size: int | None = None
-    spread: bool = False
-    uncore: bool = False
-    whole_cores: bool = False
-    core_by_core: bool = False
-    least_nodes: int = 0
-
-    @property
-    def by_cache(self) -> bool:
-        """Whether uncore caches affect the choice."""
-        return self.uncore and self.group_size is None
-
-
-def strategy_of(
-    topology: CpuTopology, options: CpuPolicyOptions, version: KubernetesVersion
-) -> Strategy:
-    """Return how CPUs are chosen under the policy options."""
-    group_size = None
-    if options.distribute_cpus_across_numa:
-        group_size = topology.cpus_per_core if options.full_pcpus_only else 1
-    return Strategy(
-        group_size=group_size,
-        spread=options.distribute_cpus_across_cores,
-        uncore=options.prefer_align_cpus_by_uncorecache,
-        whole_cores=options.full_pcpus_only,
-        core_by_core=version.rules.spreading_goes_core_by_core,
-    )
-
-
-#: Up to so many nodes each is tried by itself, or left out.
+#: The most nodes of which each is tried by itself, or left out.
 _MOST_NODES: Final = 8
 
 
 def narrowest(topology: CpuTopology, strategy: Strategy, free: int, count: int, fill: Fill) -> int:
     """Return `count` of the `free` CPUs (bits): what `fill` takes, or a narrower choice.
 
-    First come choices without a CPU beside a busy one of its core that a whole core could replace,
-    then (with whole cores) those with the most CPUs in whole cores. Of these the narrowest is the
-    one on the fewest NUMA nodes, then sockets, then caches where the strategy asks for them, then
-    cores. Where CPUs are spread over cores, only nodes and sockets count, and no choice touches
-    more cores than `fill`. No choice has more CPUs beside busy ones than `fill`, unless that
-    avoids needless ones.
+    The best choice, where the first rule that differs decides, has
+
+    1. no CPU beside a busy CPU of its core that a whole free core could replace (`_needless`);
+    2. the most CPUs in whole cores, where whole cores are asked for;
+    3. the fewest NUMA nodes, then sockets, then caches where the strategy asks for them, then
+       cores.
+
+    It has no more CPUs beside busy ones than `fill` has, unless that avoids needless ones. Where
+    CPUs are spread, only nodes and sockets count, and it is on no more cores than `fill`.
     """
     kinds = [topology.nodes, topology.sockets]
     if strategy.by_cache:
@@ -552,10 +717,10 @@ def narrowest(topology: CpuTopology, strategy: Strategy, free: int, count: int, 
 
 
 def unbroken(topology: CpuTopology, free: int, cpus: int) -> int:
-    """Return as many of the `free` CPUs (bits) in whole cores, or `cpus` where that does not help.
+    """Return whole cores of the `free` CPUs (bits) in place of `cpus`, where those break a core.
 
-    It is where `cpus` break a core that is free, of which another container would get the rest, and
-    whole cores of the same nodes and sockets serve instead.
+    A core is broken if the rest of it is free: another container would get that. `cpus` stay if the
+    same nodes and sockets do not have as many CPUs in whole cores.
     """
     if not any(core.cpus & cpus and core.cpus & ~cpus & free for core in topology.cores):
         return cpus
@@ -586,10 +751,11 @@ def _choices(
     first: int,
     kinds: Sequence[Groups],
 ) -> Iterator[int]:
-    """Yield what `fill` takes of all and of the fewest groups, and on these groups by core.
+    """Yield what `fill` takes of several regions and, where cores differ, the fewest cores there.
 
-    A node of those that `fill` takes may not be needed. Where whole cores are asked for each node
-    (and cache) that has room counts: the fullest may have none.
+    The regions are all CPUs, the fewest groups, the nodes of `first` without one of them, since it
+    may not be needed, and, where whole cores are asked for, each node (and cache) with room, since
+    the fullest may have none.
     """
     regions = [free, *_fewest_groups(topology, free, count, first)]
     touched = [node.cpus & free for node in topology.nodes if node.cpus & first]
@@ -610,8 +776,8 @@ def _choices(
 def _fewest_groups(topology: CpuTopology, free: int, count: int, first: int) -> Iterator[int]:
     """Yield the free CPUs (bits) of the fewest nodes and sockets that have room for `count`.
 
-    Where a socket has several nodes the fewest sockets come first, as with the kubelet; then the
-    fewest nodes on any sockets, unless these are more than those of `first`, the kubelet's choice.
+    Where a socket has several nodes, first the fewest sockets, as the kubelet; then the fewest
+    nodes on any sockets, unless these are on more sockets than `first`, the kubelet's choice.
     """
     nodes, sockets = topology.nodes, topology.sockets
     by_node = with_room(sockets, with_room(nodes, free, count), count)
@@ -634,7 +800,7 @@ def _touched(groups: Groups, cpus: int) -> int:
 
 
 def _torn(topology: CpuTopology, cpus: int) -> int:
-    """Return how many CPUs are on cores of which others are not chosen."""
+    """Return how many CPUs are on cores that `cpus` do not have as a whole."""
     return sum((core.cpus & cpus).bit_count() for core in topology.cores if core.cpus & ~cpus)
 
 
@@ -643,9 +809,9 @@ def _is_torn(topology: CpuTopology, strategy: Strategy, cpus: int) -> bool:
 
 
 def _needless(topology: CpuTopology, free: int, cpus: int) -> bool:
-    """Return whether CPUs are beside busy ones of a core though a whole core could replace them.
+    """Return whether a whole core could replace the CPUs that are beside busy ones of their core.
 
-    That core is free, not chosen, and has no more CPUs than they are: none would be left over.
+    Such a core is free, not chosen, and has no more CPUs than they are.
     """
     beside_busy = _beside_busy(topology, free, cpus)
     return any(
@@ -654,169 +820,5 @@ def _needless(topology: CpuTopology, free: int, cpus: int) -> bool:
 
 
 def _beside_busy(topology: CpuTopology, free: int, cpus: int) -> int:
-    """Return how many CPUs are on cores of which others are not free."""
+    """Return how many CPUs are on cores that are not free as a whole."""
     return sum((core.cpus & cpus).bit_count() for core in topology.cores if core.cpus & ~free)
-
-
-_MILLICORES_PER_CPU: Final = 1000
-
-
-class NotEnoughCpusError(ManagerError):
-    """A request for more CPUs than are free."""
-
-    def __init__(self, asked: int, available: int) -> None:
-        self.asked = asked
-        self.available = available
-        super().__init__(
-            f"{cpus_text(asked)} asked, {available} available",
-            "ask for fewer CPUs, or wait until another pod ends",
-        )
-
-
-def take_by_topology(
-    topology: CpuTopology,
-    options: CpuPolicyOptions,
-    available: Mask,
-    count: int,
-    work: SearchBudget | None = None,
-    version: KubernetesVersion = NEWEST,
-    least_nodes: int = 0,
-) -> Mask:
-    """Choose `count` of the `available` CPUs by the policy options.
-
-    CPUs that the topology does not know are not available. The same arguments always give the
-    same answer; `work` says afterwards whether a better one may have been missed. With
-    `align-by-socket` they are on one socket where one has room, else on as few as have. With
-    `distribute-cpus-across-numa` they are spread over `least_nodes` where these can give equal
-    shares, on whatever sockets. Raises `NotEnoughCpusError`.
-    """
-    strategy = strategy_of(topology, options, version)
-    if least_nodes > 1:
-        strategy = replace(strategy, least_nodes=least_nodes)
-    taken = take(topology, strategy, available, count, work)
-    if not options.align_by_socket or strategy.least_nodes:
-        return taken
-    inside = on_fewer_sockets(topology, available, taken, whole_cores=strategy.whole_cores)
-    return taken if inside is None else take(topology, strategy, inside, count, work)
-
-
-def take(
-    topology: CpuTopology,
-    strategy: Strategy,
-    available: Mask,
-    count: int,
-    work: SearchBudget | None = None,
-) -> Mask:
-    """Choose `count` of the `available` CPUs; raises `NotEnoughCpusError`."""
-    free = available.bits & topology.all.bits
-    if count > free.bit_count():
-        raise NotEnoughCpusError(count, free.bit_count())
-    if count <= 0:
-        return EMPTY
-    if strategy.group_size is not None and count % strategy.group_size == 0:
-        taken = _distributed(topology, strategy, free, count, work)
-        if taken is not None and not _is_torn(topology, strategy, taken):
-            return Mask(taken)
-        if taken is not None:  # whole cores before equal shares
-            packed = _packed(topology, strategy, free, count)
-            return Mask(min(taken, packed, key=partial(_torn, topology)))
-    return Mask(_packed(topology, strategy, free, count))
-
-
-def _packed(topology: CpuTopology, strategy: Strategy, free: int, count: int) -> int:
-    """Fill the fullest places first (kubelet `takeByTopologyNUMAPacked`), or narrower ones.
-
-    Where cores, sockets or caches differ in size, narrower choices may exist.
-    """
-    fill = partial(_filled, topology, strategy, count)
-    caches_alike = topology.uncores_alike or not strategy.by_cache
-    if topology.cores_alike and topology.sockets_alike and caches_alike:
-        return fill(free)
-    return narrowest(topology, strategy, free, count, fill)
-
-
-def _filled(topology: CpuTopology, strategy: Strategy, count: int, free: int) -> int:
-    accumulator = CpuAccumulator(topology, free, count, whole_cores=strategy.whole_cores)
-    steps = [accumulator.take_full_outer, accumulator.take_full_inner]
-    if strategy.by_cache:
-        steps.append(accumulator.take_uncore)
-    if strategy.spread and strategy.core_by_core:
-        steps.append(accumulator.take_remaining_core_by_core)
-    elif strategy.spread:
-        steps.append(accumulator.take_remaining_spread)
-    elif topology.cores_alike:
-        steps += [accumulator.take_full_cores, accumulator.take_remaining_packed]
-    else:
-        steps.append(accumulator.take_fewest_cores)
-    for step in steps:
-        if accumulator.need:
-            step()
-    return accumulator.taken
-
-
-def _distributed(
-    topology: CpuTopology, strategy: Strategy, free: int, count: int, work: SearchBudget | None
-) -> int | None:
-    """Take the same number from each node that is needed (`takeByTopologyNUMADistributed`).
-
-    None when no set of nodes can be balanced. `prefer-align-cpus-by-uncorecache` plays no part.
-    """
-    group_size = strategy.group_size or 1
-    shares = distribution(topology, free, count, group_size, work, strategy.least_nodes)
-    if shares is None:
-        return None
-    taken = 0
-    for node in shares:
-        portions = (node.base, *(group_size,) * node.extra_groups)
-        for portion in portions if topology.cores_alike else (sum(portions),):
-            taken |= _packed(topology, strategy, node.cpus & ~taken, portion)
-    return taken
-
-
-class ReservationError(ManagerError):
-    """The reservation does not fit the host; the static policy cannot start."""
-
-
-class EmptyReservationError(ReservationError):
-    """No CPU is reserved, so shared containers could end up without CPUs."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the static CPU manager policy needs at least one reserved CPU, none is configured",
-            "set reservedSystemCPUs, or cpu in systemReserved or kubeReserved",
-        )
-
-
-class ReservationTooLargeError(ReservationError):
-    """The reservation exceeds the online CPUs of the host."""
-
-    def __init__(self, asked: int, online: int) -> None:
-        self.asked = asked
-        self.online = online
-        super().__init__(
-            f"unable to reserve {asked} CPUs: {online} are online",
-            "lower cpu in systemReserved and kubeReserved",
-        )
-
-
-def reserve_cpus(
-    topology: CpuTopology,
-    options: CpuPolicyOptions,
-    millicores: int,
-    version: KubernetesVersion = NEWEST,
-) -> Mask:
-    """Return the CPUs for a quantity in millicores (systemReserved + kubeReserved), rounded up.
-
-    The CPUs are chosen as for a container, by the same policy options (so that, for example,
-    `distribute-cpus-across-numa` reserves on every node). `full-pcpus-only` guarantees whole cores
-    to containers, not to the system: where cores differ, the reservation uses as few as possible.
-    Raises `EmptyReservationError` or `ReservationTooLargeError`.
-    """
-    count = -(-millicores // _MILLICORES_PER_CPU)
-    if count <= 0:
-        raise EmptyReservationError
-    try:
-        strategy = replace(strategy_of(topology, options, version), whole_cores=False)
-        return take(topology, strategy, topology.all, count)
-    except NotEnoughCpusError as error:
-        raise ReservationTooLargeError(error.asked, error.available) from error
