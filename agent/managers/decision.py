@@ -42,7 +42,7 @@ class Decision(Struct, frozen=True, dict=True):
     ledger: Ledger
     allocation: PodAllocation | None = None
     cause: RejectionCause | None = None
-    #: Of each alignment, in the order in which they were made.
+    #: The trace of each alignment, in the order in which they were made.
     hints: tuple[Trace, ...] = ()
     #: None where the decision rests on no demand, as for a pod of another operating system.
     demand: Demand | None = None

@@ -125,14 +125,15 @@ def decided(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     return decision
 
 
+def _tried(rules: EffectivePolicy, ledger: Ledger, pod: Pod, advice: Advice) -> Advice | None:
+    return advice if not find_problems(pod) and decided(rules, ledger, pod).admitted else None
+
+
 def _uncordon(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
     cordon = rules.policy.cordon
-    if not cordon:
-        return
-    if decided(with_cordon(rules, NO_CORDON), ledger, pod).admitted:
-        yield Advice(AdviceKind.UNCORDON, f"uncordon {cordon}", value=str(cordon))
-    else:
-        yield None
+    if cordon:
+        advice = Advice(AdviceKind.UNCORDON, f"uncordon {cordon}", value=str(cordon))
+        yield _tried(with_cordon(rules, NO_CORDON), ledger, pod, advice)
 
 
 def with_larger_budget(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> tuple[Pod, list[str]]:
@@ -173,33 +174,27 @@ def _larger_budget(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator
     larger, lacking = with_larger_budget(rules, ledger, pod)
     if not lacking:
         return
-    if find_problems(larger) or not decided(rules, ledger, larger).admitted:
-        yield None
-        return
     changes = [
         f"{node_amount_text(name, budget_of(rules, larger, name))} of {name} instead of "
         f"{node_amount_text(name, budget_of(rules, pod, name))}"
         for name in lacking
     ]
-    yield Advice(
+    advice = Advice(
         AdviceKind.BUDGET,
         f"request {' and '.join(changes)} in the pod's budget, for the containers that share it",
         resource=lacking[0],
         amount=budget_of(rules, larger, lacking[0]),
     )
+    yield _tried(rules, ledger, larger, advice)
 
 
 def _guaranteed(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
     if Quality.EXCLUSIVE not in required(pod.annotations) or pod.resources is not None:
         return
     even = with_limits_as_requests(pod)
-    if even == pod:
-        return
-    if find_problems(even) or not decided(rules, ledger, even).admitted:
-        yield None
-    else:
+    if even != pod:
         text = "limit cpu and memory of each container to what it requests (QoS class Guaranteed)"
-        yield Advice(AdviceKind.GUARANTEED, text)
+        yield _tried(rules, ledger, even, Advice(AdviceKind.GUARANTEED, text))
 
 
 def _whole(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
@@ -216,10 +211,7 @@ def _whole(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice 
         if amount == before:
             continue
         larger = with_amount(pod, container.name, CPU, amount)
-        if find_problems(larger) or not decided(rules, ledger, larger).admitted:
-            yield None
-        else:
-            yield _other_request(container.name, CPU, before, amount)
+        yield _tried(rules, ledger, larger, _other_request(container.name, CPU, before, amount))
 
 
 def _requires_own_cpus(pod: Pod) -> bool:
@@ -247,11 +239,9 @@ def _annotation(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Ad
         name = isolation_annotation(item)
         if mode != IsolationMode.ASKED or name not in pod.annotations:
             continue
-        if not decided(rules, ledger, without_annotation(pod, name)).admitted:
-            yield None
-            continue
         text = f"leave out the annotation {name} ({loss})"
-        yield Advice(AdviceKind.ANNOTATION, text, key=name, loss=loss)
+        advice = Advice(AdviceKind.ANNOTATION, text, key=name, loss=loss)
+        yield _tried(rules, ledger, without_annotation(pod, name), advice)
 
 
 def weaker_policies(policy: Policy) -> Iterator[PolicyChange]:
@@ -371,7 +361,7 @@ def _requests(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advi
     for request in islice(_shrinkable(rules, pod), _MOST_REQUESTS):
         yield from _shrunk(rules, ledger, pod, request)
         is_partial = request.resource == CPU and request.amount % request.step
-        if is_partial and not _requires_own_cpus(pod):  # which was tried before
+        if is_partial and not _requires_own_cpus(pod):  # else `_whole` has tried that
             yield _rounded_up(rules, ledger, pod, request)
 
 
@@ -459,11 +449,9 @@ def _ends(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice |
     latest = list(ledger.allocations)[: -_MOST_ENDS // 2 - 1 : -1]
     helped = False
     for uid in latest:
-        if decided(rules, remove(rules, ledger, uid), pod).admitted:
-            helped = True
-            yield _end(ledger, (uid,))
-        else:
-            yield None
+        advice = _tried(rules, remove(rules, ledger, uid), pod, _end(ledger, (uid,)))
+        helped |= advice is not None
+        yield advice
     if not helped:
         yield from _several(rules, ledger, pod, latest)
 

@@ -114,7 +114,7 @@ class Span(NamedTuple):
         return sum([1 for group in self.groups if group & nodes]) == self.touching
 
     def out_of_reach(self, chosen: int, others: int, more: int) -> bool:
-        """Return whether `chosen` with `more` of the other nodes cannot touch that many groups."""
+        """Return whether no set of `chosen` and `more` of the other nodes meets the span."""
         touched = [group for group in self.groups if group & chosen]
         if len(touched) < self.touching:
             return False
@@ -191,7 +191,7 @@ class _Resource:
         return list(map(max, self._prices))
 
     def can_drop_of_first(self, kept: _Kept, first: int, dropped: int) -> bool:
-        """Return whether `dropped` of the `first` nodes may be affordable: the cheapest are."""
+        """Return False only if even the cheapest `dropped` of the first nodes cost too much."""
         for number, spare in enumerate(kept.spare):
             if dropped * self._dearest[number] <= spare:
                 continue
@@ -213,12 +213,11 @@ class _Resource:
 
 
 class Search:
-    """The sets of nodes of `pool` (bits) that come out when a set of each cover is intersected.
+    """The sets of nodes of `pool` (bits) that come out as an intersection of one set of each cover.
 
     The domain of every cover must contain the pool, and no cover may be empty. All sets meet the
-    `spans`. Sets may differ only in nodes that can be exchanged for one another: then only the
-    lowest set is found, unless `every` set is asked for. Nodes are numbered by their position in
-    the pool, ascending.
+    `spans`. Of sets that differ only in nodes of the same kind the search yields the lowest one,
+    unless `every` set is wanted. Nodes are numbered by their position in the pool, ascending.
     """
 
     def __init__(
@@ -251,7 +250,7 @@ class Search:
         self._closest_so_far: int | None = None
 
     def _alike(self, kinds: Sequence[object]) -> list[int]:
-        """Return for each node the lower nodes of its kind: the lowest set has them, if it."""
+        """Return for each node the lower nodes of its kind; the lowest set takes those first."""
         seen: dict[object, int] = {}
         lower = []
         for kind, node in zip(kinds, self._nodes, strict=True):

@@ -164,28 +164,19 @@ def best_few(hints: Hints, most: int) -> list[Hint]:
     return sorted(hints, key=rank)[:most]
 
 
+#: The hint of a resource without preference, and that of a resource that no nodes can serve.
 _INDIFFERENT: Final = Hint(None, preferred=True)
 _IMPOSSIBLE: Final = Hint(None, preferred=False)
 
 
-def resource_lists(
-    provider_hints: Iterable[ProviderHints], *, indifferent: Hint, impossible: Hint
-) -> list[Hints]:
-    """Return the hints of each resource, at least one each.
-
-    A resource without preference has the hint `indifferent`, a resource that no nodes can serve the
-    hint `impossible`. A manager without resources counts as a resource without preference.
-    """
+def _lists(kind: TopologyManagerPolicy, provider_hints: Iterable[ProviderHints]) -> list[Hints]:
+    """Return the hints of each resource; a manager without resources counts as one."""
     no_preference: Mapping[str, None] = {"": None}
-    return [
-        (indifferent,) if hints is None else hints or (impossible,)
+    lists = [
+        (_INDIFFERENT,) if hints is None else hints or (_IMPOSSIBLE,)
         for provider in provider_hints
         for hints in (provider or no_preference).values()
     ]
-
-
-def _lists(kind: TopologyManagerPolicy, provider_hints: Iterable[ProviderHints]) -> list[Hints]:
-    lists = resource_lists(provider_hints, indifferent=_INDIFFERENT, impossible=_IMPOSSIBLE)
     return [_single_node(hints) for hints in lists] if kind is _SINGLE else lists
 
 
@@ -222,7 +213,7 @@ def best_preferred(
     A permutation is preferred only if all its hints are, and if their masks are equal. A hint for
     any node goes with every mask. `Order.of_preferred` says which set is best.
     """
-    # Resources that prefer any node need no set of theirs; the others need one of theirs.
+    # What every resource with a preference prefers, and what resources prefer beside any node.
     required: set[int | None] | None = None
     optional: set[int | None] = {nodes}
     # All memory types share one list of hints, which need not be read twice.
