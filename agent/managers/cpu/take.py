@@ -671,7 +671,7 @@ def _free(socket: CpuGroup, free: Mask) -> int:
     return (socket.cpus & free.bits).bit_count()
 
 
-#: The most nodes of which each is tried by itself, or left out.
+#: The most nodes of which each is tried by itself or left out, and each set of fewer is tried.
 _MOST_NODES: Final = 8
 
 
@@ -693,10 +693,16 @@ def narrowest(topology: CpuTopology, strategy: Strategy, free: int, count: int, 
         kinds.append(topology.uncores)
     first = fill(free)
     if strategy.spread:
-        filled = (first, *map(fill, _fewest_groups(topology, free, count, first)))
         most = _touched(topology.cores, first)
-        inside = [cpus for cpus in filled if _touched(topology.cores, cpus) <= most]
-        return min(inside, key=lambda cpus: [_touched(groups, cpus) for groups in kinds])
+
+        def place(cpus: int) -> tuple[int, ...]:
+            touched = (_touched(groups, cpus) for groups in kinds)
+            return (_touched(topology.cores, cpus) > most, *touched)
+
+        filled = (first, *map(fill, _fewest_groups(topology, free, count, first)))
+        best = min(filled, key=place)
+        fewer = map(fill, _fewer_nodes(topology, free, count, first, best))
+        return min((best, *fewer), key=place)
     if _is_evidently_narrowest(topology, strategy, free, first, kinds):
         return first
 
@@ -710,10 +716,14 @@ def narrowest(topology: CpuTopology, strategy: Strategy, free: int, count: int, 
     choices = _choices(topology, strategy, free, count, fill, first, kinds)
     best = min((c for c in choices if _beside_busy(topology, free, c) <= most), key=width)
     needless, torn, *_ = width(best)
-    if topology.cores_alike or not (torn or (needless and not strategy.by_cache)):
-        return best
-    anywhere = fewest_cores(topology, free, count, whole=strategy.whole_cores)
-    return min((best, anywhere), key=width)
+    if not topology.cores_alike and (torn or (needless and not strategy.by_cache)):
+        anywhere = fewest_cores(topology, free, count, whole=strategy.whole_cores)
+        best = min((best, anywhere), key=width)
+    for region in _fewer_nodes(topology, free, count, first, best):
+        inside = (fill(region), fewest_cores(topology, region, count, whole=strategy.whole_cores))
+        choices = (c for c in inside if _beside_busy(topology, free, c) <= most)
+        best = min((best, *choices), key=width)
+    return best
 
 
 def unbroken(topology: CpuTopology, free: int, cpus: int) -> int:
@@ -785,6 +795,25 @@ def _fewest_groups(topology: CpuTopology, free: int, count: int, first: int) -> 
         yield with_room(nodes, with_room(sockets, free, count), count)
     if topology.numa_first or _touched(sockets, by_node) <= _touched(sockets, first):
         yield by_node
+
+
+def _fewer_nodes(
+    topology: CpuTopology, free: int, count: int, first: int, best: int
+) -> Iterator[int]:
+    """Yield the free CPUs (bits) of each set of fewer nodes than those of `best` that has room.
+
+    Where a socket has several nodes, they are on no more sockets than `first`, the kubelet's
+    choice.
+    """
+    nodes, sockets = topology.nodes, topology.sockets
+    if len(nodes) > _MOST_NODES:
+        return
+    most = len(sockets) if topology.numa_first else _touched(sockets, first)
+    rooms = [node.cpus & free for node in nodes]
+    for number in range(1, _touched(nodes, best)):
+        for inside in map(sum, combinations(rooms, number)):
+            if inside.bit_count() >= count and _touched(sockets, inside) <= most:
+                yield inside
 
 
 def _around(kinds: Sequence[Groups], cpus: int) -> int:

@@ -34,6 +34,12 @@ NODES = CpuTopology.from_rows(row._replace(node=row.socket // 2) for row in SOCK
 OFFLINE = CpuTopology.from_rows((c, c // 2, c // 4, c // 4, c // 4) for c in (0, 1, 2, 3, 5, 6, 7))
 #: Four nodes of two cores on a socket; CPU 5 is offline.
 FOUR = CpuTopology.from_rows((c, c // 2, 0, c // 4, 0) for c in range(16) if c != 5)
+#: Four nodes of a core each; CPUs 4 and 7 are offline.
+SMALL = CpuTopology.from_rows((c, c // 2, 0, c // 2, 0) for c in (0, 1, 2, 3, 5, 6))
+#: Two sockets of two nodes of two cores; CPUs 9 and 14 are offline.
+PAIRS = CpuTopology.from_rows(
+    (c, c // 2, c // 8, c // 4, c // 8) for c in range(16) if c not in (9, 14)
+)
 #: The hybrid cores on one socket.
 ONE_SOCKET = CpuTopology.from_rows(row._replace(socket=0) for row in HYBRID.rows)
 
@@ -54,6 +60,8 @@ ONE_SOCKET = CpuTopology.from_rows(row._replace(socket=0) for row in HYBRID.rows
         pytest.param(HYBRID, "4,6,8-11", 3, {}, "4,8-9", id="unless no core could replace it"),
         pytest.param(OFFLINE, "0,2,5,7", 2, {}, "5,7", id="one node does without the other"),
         pytest.param(FOUR, "0-1,4,9-10,12-13,15", 6, {}, "0-1,4,12-13,15", id="three of four"),
+        pytest.param(SMALL, "1-3,5-6", 3, {}, "2-3,5", id="two others than those taken"),
+        pytest.param(PAIRS, "1-3,5-6,10-13", 5, {"spread": True}, "1-3,10-11", id="spread on two"),
         pytest.param(ONE_SOCKET, "0-6", 3, {"whole_cores": True}, "0-2", id="no core is torn"),
     ],
 )
