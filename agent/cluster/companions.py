@@ -234,7 +234,7 @@ class OptInAdmissions:
         return entry is not None and entry.state == REJECTED
 
     def _entry(self, uid: str) -> ManifestDocument | None:
-        source = self._controller.state.observed.sources[self._pods.name]
+        source = self._controller.state.observed.sources.by_name[self._pods.name]
         return source.entries.get(self._pods.key(uid))
 
     def _opted_in(self, pod: Pod) -> bool:

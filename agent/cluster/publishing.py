@@ -355,7 +355,7 @@ class Publishing:
         for allocation in admitted.values():
             if allocation.source is not None and allocation.source.name == CLUSTER_SOURCE:
                 yield allocation.namespace, allocation.name
-        source = state.observed.sources.get(CLUSTER_SOURCE)
+        source = state.observed.sources.by_name.get(CLUSTER_SOURCE)
         for entry in () if source is None else source.entries.values():
             if entry.state in (INVALID, SHARED) and entry.name and entry.uid not in admitted:
                 yield entry.namespace, entry.name

@@ -84,7 +84,7 @@ def of_agent(configured: ConfiguredHost, observed: Observations) -> Iterator[Con
         yield ConditionDocument(ConditionType.CONFIGURATION_APPLIED, "NotInEffect", message)
     for subject, message in observed.conditions.items():
         yield _of(ConditionType.AGENT_HEALTHY, subject, message)
-    for name, source in observed.sources.items():
+    for name, source in observed.sources.by_name.items():
         if (error := source.unreadable) is not None:
             yield ConditionDocument(
                 ConditionType.SOURCE_READ, error.reason, error.found, error.remedy

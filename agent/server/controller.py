@@ -126,8 +126,8 @@ class Controller:
         """
 
         async def remove() -> RemovalDocument:
-            self.state.allocation(uid)
-            if (owner := self.state.asked_for_by(uid)) is not None:
+            allocation = self.state.allocation(uid)
+            if (owner := self.state.observed.sources.owner(allocation)) is not None:
                 raise SourcePodError(uid, *owner)
             return await self._remove(uid)
 

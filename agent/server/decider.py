@@ -245,13 +245,14 @@ class Decider:
         """Decide on a pod up to the first question for a plugin, in the steps of the module."""
         state = self._state
         # 1. A pod of another source.
-        if (owner := state.other_owner(pod.uid, source)) is not None:
+        admitted, sources = state.ledger.allocations.get(pod.uid), state.observed.sources
+        if admitted and (owner := sources.other_owner(admitted, source)) is not None:
             return belongs_elsewhere(ledger, pod, *owner)
         # 2. A name that another pod has.
         if replaced is None:
             if others := state.namesakes(pod):
                 return name_taken(ledger, pod, others)
-        elif (owner := state.asked_for_by(replaced.uid)) is not None:
+        elif (owner := sources.owner(replaced)) is not None:
             return belongs_elsewhere(ledger, pod, *owner, uid=replaced.uid)
         else:
             ledger = remove(state.configured.rules, ledger, replaced.uid)

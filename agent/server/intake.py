@@ -140,7 +140,7 @@ class SourceAdmissions:
     ) -> None:
         """Report entries that became invalid, and keep all for the status."""
         self._controller.rejections.report_entries(name, documents)
-        self._controller.state.note_source(name, documents, conditions)
+        self._controller.state.observed.sources.note_reading(name, documents, conditions)
 
 
 class EntryState(Enum):

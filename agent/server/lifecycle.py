@@ -378,7 +378,7 @@ class Service:
         try:
             await intake.sync()
         except SourceUnreadableError as error:
-            if self._controller.state.note_unreadable(name, error):
+            if self._controller.state.observed.sources.note_unreadable(name, error):
                 log.error("source of pods unreadable", source=name, why=str(error))  # noqa: TRY400  # not a defect of the agent
             return
         self._follow_cgroups()

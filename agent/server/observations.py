@@ -1,12 +1,12 @@
-"""What the agent saw since its start, and the parts of it that know more.
+"""What the agent observed since its start, and its parts that have state of their own.
 
-None of this is saved. It is changed on the event loop: by actions of the queue, and by the loops
-that watch sources and parts.
+In go the results of comparisons, readings and saves; conditions, status and metrics are made of
+what is kept here. None of it is saved, and all of it is changed on the event loop: by actions in
+the line, and by the loops of `agent.server.lifecycle` and of companions.
 """
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct, field
@@ -16,13 +16,13 @@ from agent.devices.cdi import CdiFiles
 from agent.devices.providers import Providers
 from agent.progress import Progress
 from agent.server.pod_records import PodRecords
+from agent.server.pod_sources import PodSources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from agent.api.documents import (
         DriftDocument,
-        ManifestDocument,
         ReconcileDocument,
         RuntimeDocument,
     )
@@ -34,40 +34,26 @@ if TYPE_CHECKING:
     from agent.reconcile.diff import Difference
     from agent.reconcile.tasks import Intruders
     from agent.server.events import HistoryRecorder
-    from agent.sources.source import SourceUnreadableError
 
 
 #: Subject of the first comparison in `Observations.pending`.
 COMPARISON: Final = "comparison"
 
 
-class SourceState(Struct):
-    """One registered source of pods."""
-
-    #: How a pod of it is ended, in words.
-    removal: str
-    #: Why it cannot be read now.
-    unreadable: SourceUnreadableError | None = None
-    #: What it asked for when it was last read, by key.
-    entries: Mapping[str, ManifestDocument] = MappingProxyType({})
-    #: What it could not find out.
-    conditions: tuple[str, ...] = ()
-
-
 class Observations(Struct):
-    """What the agent saw since its start; none of it is saved."""
+    """What the agent observed since its start."""
 
     #: Whether changes are accepted.
     ready: bool = False
-    #: The steps of the start that are not done yet, by subject.
+    #: The steps of the start that are not done yet, by subject, but for the reading of sources.
     pending: dict[str, str] = field(default_factory=dict)
-    #: What was seen of each pod.
+    #: What was observed of each pod, and the latest rejections.
     records: PodRecords = field(default_factory=PodRecords)
-    #: The registered sources of pods by name.
-    sources: dict[str, SourceState] = field(default_factory=dict)
+    #: The sources of pods, and what they ask for.
+    sources: PodSources = field(default_factory=PodSources)
     #: The latest comparison with the kernel.
     last_reconcile: ReconcileDocument | None = None
-    #: The Unix time of the latest comparison that found no difference.
+    #: The Unix time of the latest comparison after which nothing differed.
     last_agreement: float | None = None
     #: The Unix time at which the topology was last published to a cluster.
     last_publication: float | None = None
@@ -75,7 +61,7 @@ class Observations(Struct):
     releases: int = 0
     #: Why the checkpoint could not be saved, or may not be durable.
     unsaved: str | None = None
-    #: The room that was last found for the checkpoint, None before it was looked for.
+    #: The free bytes of the checkpoint's file system when they were last read, None before.
     free_bytes: int | None = None
     #: What the kernel or systemd does not enforce outside of single pods.
     unenforced: tuple[Difference, ...] = ()
@@ -89,12 +75,12 @@ class Observations(Struct):
     #: The tasks that may run on exclusive CPUs of pods they do not belong to, None before they were
     #: looked for.
     intruding: Intruders | None = None
-    #: All other conditions by subject, beside the parts of `progress` that stand still.
+    #: The messages of all other conditions, by subject.
     conditions: dict[str, str] = field(default_factory=dict)
 
 
 class DevicesGiven(Protocol):
-    """The devices that a kubelet beside the agent gave to containers, a plug of the agent."""
+    """A plug: the devices that another manager of devices on this host gave to containers."""
 
     #: What the kubelet listed last.
     listed: KubeletListing
@@ -110,19 +96,19 @@ class DevicesGiven(Protocol):
 class Parts(Struct):
     """The parts of the agent that have state and conditions of their own."""
 
-    #: Offer devices beside the configuration.
+    #: The providers of devices; what they offer adds to the configuration.
     providers: Providers = field(default_factory=Providers)
-    #: Devices of the plugins of a kubelet beside the agent, None without one.
+    #: The devices that a kubelet beside the agent gave to containers, None without one.
     kubelet_devices: DevicesGiven | None = None
     #: Describes the session with the container runtime, None without one.
     runtime: Callable[[], RuntimeDocument] | None = None
-    #: Hand over what providers deliver.
+    #: The files by which runtimes find what providers deliver.
     cdi_files: CdiFiles = field(default_factory=lambda: CdiFiles(None))
-    #: Say to containers what they have, None where that is not configured.
+    #: The files in which containers find what they have, None where that is not configured.
     assigned_files: AssignedFiles | None = None
-    #: None where no history is kept.
+    #: The recorder of events, None where no history is kept.
     history: HistoryRecorder | None = None
     #: The host-wide settings.
     isolation: HostIsolation | None = None
-    #: Which parts stand still.
+    #: Which parts of the agent are stuck.
     progress: Progress = field(default_factory=lambda: Progress(SystemClock()))

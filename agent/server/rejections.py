@@ -127,7 +127,7 @@ class RejectionReporter:
         Call this before the state has the new entries.
         """
         # 1. Entries that became invalid, or are invalid in another way, are reported.
-        before = self._state.observed.sources[name].entries
+        before = self._state.observed.sources.by_name[name].entries
         news = [
             (key, document)
             for key, document in documents.items()

@@ -166,7 +166,7 @@ def status_document(state: AgentState, now: float) -> StatusDocument:
             rejection.answer for rejection in rejections if rejection.answer is not None
         ),
         last_reconcile=state.observed.last_reconcile,
-        manifests=tuple(state.entries()),
+        manifests=tuple(state.observed.sources.entries()),
         conditions=state.dated_conditions(now),
         drift=state.observed.drift,
         runtime=None if state.parts.runtime is None else state.parts.runtime(),

@@ -455,7 +455,7 @@ class Wiring:
         factories = self._plugs.sources
         sources = [source for make in factories if (source := make(inputs)) is not None]
         for source in sources:
-            self.controller.state.register(source)
+            self.controller.state.observed.sources.register(source)
         admissions = SourceAdmissions(self.controller)
         return tuple(PodIntake(source, admissions) for source in sources)
 

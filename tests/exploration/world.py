@@ -134,7 +134,7 @@ class World:
         ledger = restored(self.configured.rules, saved.ledger)
         state = AgentState(self.configured, replace(saved, ledger=ledger))
         state.parts.providers = Providers((self.plugin,))
-        state.register(self.source)
+        state.observed.sources.register(self.source)
         tree = FaultyTree(self.kernel, self._fault)
         enforcer = make_enforcer(tree, LAYOUT, None)
         enforcer.prepare()

@@ -177,7 +177,7 @@ async def beside(
         pods = Pods() if source is None else cast("Pods", source)
         if source is None:
             pods.answering.set()
-        controller.state.register(pods)
+        controller.state.observed.sources.register(pods)
         intake = PodIntake(pods, SourceAdmissions(controller))
         events = RuntimeEvents(controller, cast("KubeletPods", pods), intake, on_reject)
         try:

@@ -36,7 +36,7 @@ async def test_a_rejected_pod_may_run_shared_which_is_saved_before_it_starts(sit
         assert shared.source == Source("kubelet", f"pods/{UID}")
         assert await created(agent, "cache") is None
         await agent.intake.sync()
-        (document,) = agent.controller.state.observed.sources["kubelet"].entries.values()
+        (document,) = agent.controller.state.observed.sources.by_name["kubelet"].entries.values()
         assert (document.state, document.message) == ("shared", shared.why)
 
 
@@ -56,7 +56,7 @@ async def test_a_pod_that_runs_shared_is_taken_back_when_there_is_room(site: Sit
         await shared_beside_another(agent)
         await agent.intake.sync()
         assert not agent.controller.state.ledger.allocations
-        (document,) = agent.controller.state.observed.sources["kubelet"].entries.values()
+        (document,) = agent.controller.state.observed.sources.by_name["kubelet"].entries.values()
         assert document.state == "shared"
         assert "there is room now" in document.message
         given = await created(agent, "db")
@@ -67,7 +67,7 @@ async def test_a_pod_that_runs_shared_is_taken_back_when_there_is_room(site: Sit
         assert saved is not None
         assert not saved.shared
         await agent.intake.sync()
-        (document,) = agent.controller.state.observed.sources["kubelet"].entries.values()
+        (document,) = agent.controller.state.observed.sources.by_name["kubelet"].entries.values()
         assert (document.state, document.message) == ("admitted", "")
 
 

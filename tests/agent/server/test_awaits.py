@@ -181,7 +181,8 @@ class Story:
         if former:
             (self.manifests / former).rename(self.manifests / name)
         while (
-            str(self.manifests / name) not in controller.state.observed.sources["manifests"].entries
+            str(self.manifests / name)
+            not in controller.state.observed.sources.by_name["manifests"].entries
         ):
             self.world.clock.advance(1)
             await asyncio.sleep(0.001)

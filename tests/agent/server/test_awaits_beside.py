@@ -209,7 +209,11 @@ def said(controller: Controller) -> str:
     """Return what the agent says is not as it should be."""
     state = controller.state
     found = [each.message for each in state.dated_conditions(0.0)]
-    found += [each.message for each in state.entries() if each.state not in ("admitted", "shared")]
+    found += [
+        each.message
+        for each in state.observed.sources.entries()
+        if each.state not in ("admitted", "shared")
+    ]
     return "; ".join([*found, controller.state.parts.progress.failure() or ""])
 
 

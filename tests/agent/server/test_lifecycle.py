@@ -209,7 +209,7 @@ async def test_a_manifest_directory_that_comes_again_is_watched_again_soon(
     async with running(world) as agent:
         with agent.controller.events.watch() as watcher:
             directory.rmdir()
-            sources = agent.controller.state.observed.sources
+            sources = agent.controller.state.observed.sources.by_name
             unread = until(lambda: sources["manifests"].unreadable is not None)
             await world.clock.passing(service_module.ENDED_SECONDS, unread)
             directory.mkdir(mode=0o755)
