@@ -146,8 +146,7 @@ def read_preference(
 def read_delivery(raw: bytes) -> Delivery:
     """Return what the one container of an AllocateResponse gets; raises `AnswerError`.
 
-    The values are taken as they are: `agent.devices.cdi` says of every provider's
-    values whether a container can get them.
+    `agent.devices.delivery_checks` says whether a container can get the values.
     """
     responses = decoded(raw, "AllocateResponse").container_responses
     if len(responses) != 1:

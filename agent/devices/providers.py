@@ -10,7 +10,7 @@ import structlog
 from msgspec.structs import replace
 
 from agent.config.devices import variable_part
-from agent.devices.cdi import checked
+from agent.devices.delivery_checks import checked
 from agent.devices.provider import DeviceError, Offer
 from agent.managers.delivery import Delivery, conflicts, merged
 from sysfs.mask import EMPTY

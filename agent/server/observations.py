@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from msgspec import Struct, field
 
 from agent.clock import SystemClock
-from agent.devices.cdi import CdiFiles
+from agent.devices.cdi_files import CdiFiles
 from agent.devices.providers import Providers
 from agent.progress import Progress
 from agent.server.pod_records import PodRecords

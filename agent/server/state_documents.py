@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from agent.api.documents import ExplanationDocument, KernelDocument, PodDocument
     from agent.api.map import MapDocument
-    from agent.devices.cdi import CdiFiles
+    from agent.devices.cdi_files import CdiFiles
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision, Rejection
     from agent.managers.device.kubelet import KubeletListing

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from agent.api.topology import topology_view
 from agent.config.model import VERSION_KEY, MemoryReservationPolicy, NodeAllocatable
 from agent.config.reservations import reserved_amounts
-from agent.devices.cdi import CdiFiles
+from agent.devices.cdi_files import CdiFiles
 from agent.isolation.host import HostIsolation
 from agent.isolation.originals import Originals, running_boot
 from agent.isolation.places import HostPlaces

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.devices.cdi import CdiFiles, specification
+from agent.devices.cdi import specification
+from agent.devices.cdi_files import CdiFiles
 from agent.managers.delivery import NOTHING, Delivery
 from tests.agent.devices.pods import DELIVERY, UID, pod
 

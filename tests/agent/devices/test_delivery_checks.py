@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from agent.devices.cdi import LARGEST, checked, delivery_faults
+from agent.devices.delivery_checks import LARGEST, checked, delivery_faults
 from agent.devices.provider import DeviceError
 from agent.managers.delivery import NOTHING, Delivery, DeviceNode, Mount
 from tests.agent.devices.pods import DELIVERIES, DELIVERY

@@ -17,7 +17,8 @@ from agent.api.documents import KernelDocument, PodDocument
 from agent.api.views import pod_document
 from agent.cli.errors import CommandError
 from agent.cli.start_arguments import Tool, start_arguments
-from agent.devices.cdi import CdiFiles, checked
+from agent.devices.cdi_files import CdiFiles
+from agent.devices.delivery_checks import checked
 from agent.managers.allocation import ContainerAllocation, PodAllocation
 from agent.managers.delivery import Delivery, DeviceNode, Mount
 from agent.pods.model import ContainerKind, QosClass
