@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.config.devices import HostDeviceClass
-from agent.devices.host import Selection, deliver, remembering, select
+from agent.devices.host import remembering
+from agent.devices.host_delivery import deliver
+from agent.devices.host_selection import Selection, select
 from agent.managers.delivery import DeviceNode
 from sysfs.devices import DeviceFunction, Functions, read_functions
 from sysfs.files import SysfsTree
