@@ -132,7 +132,8 @@ def kubelet_pods(inputs: SourceInputs) -> KubeletPods | None:
     try:
         from agent.cluster.kubelet.devices import DeviceCheckpoint  # noqa: PLC0415
         from agent.cluster.kubelet.pods_api import PodsApi  # noqa: PLC0415  # needs the extra
-        from agent.cluster.kubelet.source import KubeletPods, KubeletWays  # noqa: PLC0415
+        from agent.cluster.kubelet.source import KubeletPods  # noqa: PLC0415
+        from agent.cluster.kubelet.ways import KubeletWays  # noqa: PLC0415
     except ImportError as error:
         raise missing_extra("agent.kubelet.enabled", error) from error
     endpoint = None

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from agent.cluster import pod_decisions
 from agent.cluster.kubelet.pods import PodsUnavailableError
 from agent.cluster.kubelet.pods_api import read_message, read_messages
-from agent.cluster.kubelet.source import KubeletPods, KubeletWays
+from agent.cluster.kubelet.source import KubeletPods
+from agent.cluster.kubelet.ways import KubeletWays
 from agent.cluster.nri.handler import ContainerRejectedError
 from agent.cluster.nri.messages import Adjustment, PodSandbox, RuntimeContainer
 from agent.cluster.plugs import PLUGS

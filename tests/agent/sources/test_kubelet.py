@@ -11,16 +11,9 @@ from structlog.testing import capture_logs
 from agent.cluster.kubelet.devices import DeviceCheckpoint
 from agent.cluster.kubelet.pods import PodsUnavailableError, SpecificationUnknownError
 from agent.cluster.kubelet.pods_api import EventType, PodsApi, read_messages
-from agent.cluster.kubelet.source import (
-    CONFIRM_PERIOD,
-    LONGEST_PAUSE,
-    SYNC_SECONDS,
-    KubeletDeadlines,
-    KubeletPods,
-    KubeletWays,
-    _patiently,
-)
+from agent.cluster.kubelet.source import CONFIRM_PERIOD, LONGEST_PAUSE, KubeletPods
 from agent.cluster.kubelet.tracked import ALONE_SECONDS, MISSING_SECONDS
+from agent.cluster.kubelet.ways import SYNC_SECONDS, KubeletDeadlines, KubeletWays, patiently
 from agent.pods.model import PodIdentity
 from agent.rpc import CallError
 from tests.agent.server.support import OTHER_UID, UID, FakeClock, until
@@ -124,7 +117,7 @@ class Host:
 
     @property
     def in_use(self) -> bool:
-        return self.source._in_use == self.source._ways.api.way
+        return self.source._in_use.name == self.source._ways.api.way
 
     async def connect(self) -> None:
         while not self.in_use:
@@ -417,7 +410,7 @@ async def test_calls_that_are_too_many_are_repeated_more_and_more_seldom_and_not
     monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time)
     with pytest.raises(PodsUnavailableError, match="rate limit"):
-        await _patiently(rejected, 2.0)
+        await patiently(rejected, 2.0)
     assert pauses == [0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5]
 
 
