@@ -25,7 +25,7 @@ from agent.api.documents import (
     HistoryDocument,
     VerificationDocument,
 )
-from agent.api.map import MapDocument
+from agent.api.map_documents import MapDocument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

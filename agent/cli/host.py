@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.api.client import AgentClient
-    from agent.api.map import MapDocument
+    from agent.api.map_documents import MapDocument
 
 
 @click.command("map")

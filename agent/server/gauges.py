@@ -20,7 +20,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from agent.api.map import owners_of, shared_by
+from agent.api.map import owners_of
+from agent.api.map_warnings import shared_by
 from agent.config.agent import METRIC_NAMES
 from agent.devices.plugin_limits import ALLOCATION_DURATION, CONNECTED
 from agent.isolation.resctrl import OCCUPANCY

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from agent.api.documents import ExplanationDocument, KernelDocument, PodDocument
-    from agent.api.map import MapDocument
+    from agent.api.map_documents import MapDocument
     from agent.devices.cdi_files import CdiFiles
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision, Rejection

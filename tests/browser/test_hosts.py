@@ -19,7 +19,8 @@ from agent.api.documents import (
     JudgementDocument,
     PodListDocument,
 )
-from agent.api.map import MapDocument, map_of_allocations
+from agent.api.map import map_of_allocations
+from agent.api.map_documents import MapDocument
 from agent.config.model import Config
 from agent.managers.admission import admit, remove
 from agent.managers.machine import Machine

@@ -282,8 +282,9 @@ def _body(route: Route) -> dict[str, Any] | None:
 
 def _describe_fields(schemas: Mapping[str, dict[str, Any]]) -> None:
     """Give each field of a document the comment that stands at it."""
+    documents = {kind.__name__: kind for kind in _below(Document)}
     for name, schema in schemas.items():
-        kind = getattr(agent.api.documents, name, None)
+        kind = documents.get(name) or getattr(agent.api.documents, name, None)
         if kind is None:
             continue
         keys = {field.name: field.encode_name for field in msgspec.structs.fields(kind)}

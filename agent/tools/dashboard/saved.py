@@ -19,7 +19,7 @@ from agent.tools.dashboard.server import PictureMaker, page_files
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.api.map import MapDocument
+    from agent.api.map_documents import MapDocument
 
 #: What the page loads and says at first, for which a saved one has something else.
 _STYLE: Final = '<link rel="stylesheet" href="{name}">'

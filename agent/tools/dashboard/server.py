@@ -28,7 +28,8 @@ from msgspec import Struct
 
 from agent.api.client import DEFAULT_TIMEOUT, Unreachable, reason_of
 from agent.api.documents import ErrorBody, ErrorDocument, decode, encode
-from agent.api.map import CpuUse, MapCpuDocument, MapDocument, is_shared
+from agent.api.map_documents import CpuUse, MapCpuDocument, MapDocument
+from agent.api.map_warnings import is_shared
 from agent.text import printable
 from agent.tools.map.devices import device_word
 from agent.tools.map.parts import MappedPart, parts_of

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.documents import FailedPodDocument, HistoryDocument
-from agent.api.map import MapOwnerDocument
+from agent.api.map_documents import MapOwnerDocument
 from agent.cli.admission_text import admission_lines, failed_lines
 from agent.cli.history import history_lines
 from agent.cluster.kubelet.devices import KubeletDevices

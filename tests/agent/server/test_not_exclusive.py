@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from agent.api.documents import PodDocument, StatusDocument, VerificationDocument
-    from agent.api.map import MapDocument
+    from agent.api.map_documents import MapDocument
     from tests.agent.server.support import Running, World
 
 #: Has the CPUs 1 and 9.

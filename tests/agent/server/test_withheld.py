@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.api.map import CpuUse
+from agent.api.map_documents import CpuUse
 from agent.cluster.topology import node_topology
 from agent.config.isolation import PartitionMode
 from agent.managers.violations import Rule

@@ -17,7 +17,7 @@ from agent.api.documents import (
     StatusDocument,
     encode,
 )
-from agent.api.map import MapDocument
+from agent.api.map_documents import MapDocument
 from agent.managers.admission import admit
 from agent.managers.machine import Machine
 from agent.tools.dashboard.saved import saved_answers, saved_page
