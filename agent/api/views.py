@@ -1,15 +1,20 @@
-"""The ledger's values as documents of the admission API."""
+"""The ledger's values as documents of the admission API.
+
+In go allocations, decisions and what enforcement recorded, out come documents: sets as lists of the
+kernel's format, enumerations as their words. Nothing is observed here. A core struct whose JSON is
+the document's goes over the socket as it is (`Violation`, `Advice`, `Shortage`, `FreeCpus`); each
+function below changes a name, a unit or a form.
+"""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from agent.api import documents as status_wire
 from agent.api import documents as wire
-from agent.api.documents import CordonDocument, delivery_document
+from agent.managers.delivery import NOTHING
 from agent.managers.device.kubelet import KUBELET_DEVICES, NOT_LISTED, by_resource
 from agent.managers.sharing import shares, unused_budget
 from agent.managers.topology.many_nodes import HintFamily
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
     from agent.managers.allocation import ContainerAllocation, MemoryBlock, PodAllocation
     from agent.managers.cordons import Cordons
     from agent.managers.decision import Decision, Eligibility, Rejection, Trace
+    from agent.managers.delivery import Delivery
     from agent.managers.device.kubelet import KubeletListing
     from agent.managers.policy import Policy
     from agent.managers.quality import Intrusion, Judgement
@@ -35,22 +41,25 @@ if TYPE_CHECKING:
     from sysfs.host import WithheldCpus
 
 
-#: A provider may offer hundreds of hints on a large host; the best few are enough.
+#: Hints that are shown of a provider at most. On a large host it may offer hundreds.
 BEST_HINTS: Final = 8
-#: The kernel has none of what an allocation has by these rules.
+#: Violations of these rules say that CPUs of an allocation are gone.
 _GONE: Final = frozenset({Rule.CPU_OFFLINE, Rule.CPU_WITHHELD, Rule.CPU_MISSING})
 
 
 class Recorded(Protocol):
-    """What enforcement found of a pod."""
+    """What enforcement recorded of a pod."""
 
+    #: The names of the containers whose cgroups were found.
     running: frozenset[str]
+    #: The containers without a cgroup for longer than a start takes.
     not_found: tuple[str, ...]
+    #: Why a container has none (`PodDocument.absence`).
     absence: str
 
     @property
     def unenforced_lines(self) -> tuple[str, ...]:
-        """What is not enforced, a line each."""
+        """The differences, a line each."""
         ...
 
 
@@ -67,24 +76,28 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
     cdi_names: Mapping[str, str] = MappingProxyType({}),
     kubelet: KubeletListing = NOT_LISTED,
 ) -> wire.PodDocument:
-    """Return one pod; `kernel` has cgroups by container (None: the pod's own).
+    """Return the document of one pod.
 
-    Without a `record` the kernel was not observed (a dry run). `judgements` are its verdict,
-    `intruding` is what may use its exclusive CPUs.
-    `cdi_names` are the names that containers have in the CDI file of the pod, none where it is not
-    written. `kubelet` is what a kubelet beside the agent lists.
+    `shared_pool` are the CPUs of the node's pool. Without a `record` the kernel was not observed (a
+    dry run). `kernel` are the cgroups by container; None stands for the pod. `invalid` are the
+    violations of all pods. `intruding` is what may use exclusive CPUs of the pod, `judgements` its
+    verdict. `cdi_names` are the names of containers in the CDI file of the pod, if it is written.
+    `kubelet` is what a kubelet beside the agent lists.
     """
-    seen, source, given = kernel or {}, allocation.source, kubelet.of(allocation)
-    violated = tuple(each for each in invalid if each.uid == allocation.uid)
-    differences = () if record is None else record.unenforced_lines
+    cgroups, source, kubelet_devices = kernel or {}, allocation.source, kubelet.of(allocation)
+    violations = tuple(violation for violation in invalid if violation.uid == allocation.uid)
+    gone = [violation.message for violation in violations if violation.rule in _GONE]
+    # A pod whose CPUs are all gone is in the shared pool, as desired: there is no difference.
+    differences = (record.unenforced_lines if record is not None else ()) or gone
+    unprepared = [unprepared_line(allocation)] if allocation.unprepared else []
     containers = tuple(
         _container(
             container,
             share,
             shared_pool,
-            seen.get(container.name, ()),
+            cgroups.get(container.name, ()),
             cdi_names.get(container.name, ""),
-            given.get(container.name, ()),
+            kubelet_devices.get(container.name, ()),
         )
         for container, share in zip(allocation.containers, shares(allocation), strict=True)
     )
@@ -99,21 +112,15 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
         memory=_memory(allocation.memory),
         exclusive_cpus=str(allocation.exclusive_cpus),
         containers=containers,
-        enforcement=enforcement_document(
-            (
-                # With all of its CPUs gone, the pod has what is desired: those of the shared pool.
-                *(differences or (each.message for each in violated if each.rule in _GONE)),
-                *((unprepared_line(allocation),) if allocation.unprepared else ()),
-            )
-        ),
+        enforcement=enforcement_document((*differences, *unprepared)),
         explanation=explanation,
-        kernel=seen.get(None, ()),
-        invalid=violated,
-        unused_budget=tuple(_unused(each) for each in unused_budget(allocation)),
+        kernel=cgroups.get(None, ()),
+        invalid=violations,
+        unused_budget=tuple(map(_unused, unused_budget(allocation))),
         others=dict(allocation.others),
         containers_found=None
         if record is None
-        else sum(each.name in record.running for each in allocation.lasting),
+        else sum(container.name in record.running for container in allocation.lasting),
         not_found=() if record is None else record.not_found,
         absence="" if record is None else record.absence,
         origin=str(allocation.origin),
@@ -125,34 +132,37 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
         intruding=tuple(map(intrusion_document, intruding)),
         verdict=tuple(
             wire.JudgementDocument(
-                container=each.container, quality=str(each.quality), met=each.met, why=each.why
+                container=judgement.container,
+                quality=str(judgement.quality),
+                met=judgement.met,
+                why=judgement.why,
             )
-            for each in judgements
+            for judgement in judgements
         ),
     )
 
 
-def intrusion_document(found: Intrusion) -> wire.IntrusionDocument:
-    """Return a cgroup that may use exclusive CPUs of a pod to which it does not belong."""
+def intrusion_document(intrusion: Intrusion) -> wire.IntrusionDocument:
+    """Return the document of an intrusion."""
     return wire.IntrusionDocument(
-        cgroup=f"/{found.cgroup}",
-        cpus=str(found.cpus),
-        user=found.user,
-        cause=found.cause,
-        message=str(found),
+        cgroup=f"/{intrusion.cgroup}",
+        cpus=str(intrusion.cpus),
+        user=intrusion.user,
+        cause=intrusion.cause,
+        message=str(intrusion),
     )
 
 
 def enforcement_document(
     differences: Iterable[str], notes: tuple[str, ...] = ()
 ) -> wire.EnforcementDocument:
-    """Return an enforcement document: enforced if there are no differences."""
-    found = tuple(differences)
-    return wire.EnforcementDocument(enforced=not found, differences=found, notes=notes)
+    """Return the enforcement of an allocation, which is enforced without differences."""
+    lines = tuple(differences)
+    return wire.EnforcementDocument(enforced=not lines, differences=lines, notes=notes)
 
 
 def unprepared_line(allocation: PodAllocation) -> str:
-    """Return that a pod's devices are not prepared for its containers."""
+    """Return the line that says that devices of a pod are not prepared for its containers."""
     return f"devices of {full_name(allocation)} are not prepared: {allocation.unprepared}"
 
 
@@ -179,9 +189,9 @@ def explanation_document(decision: Decision) -> wire.ExplanationDocument:
     )
 
 
-def policy_document(policy: Policy) -> status_wire.PolicyDocument:
+def policy_document(policy: Policy) -> wire.PolicyDocument:
     """Return the effective policies."""
-    return status_wire.PolicyDocument(
+    return wire.PolicyDocument(
         cpu_manager_policy=str(policy.cpu.policy),
         memory_manager_policy=str(policy.memory.policy),
         topology_manager_policy=str(policy.topology.policy),
@@ -190,13 +200,59 @@ def policy_document(policy: Policy) -> status_wire.PolicyDocument:
     )
 
 
-def _container(  # each is a part of the document
+def kubelet_device_documents(devices: GivenDevices) -> dict[str, dict[str, dict[str, str]]]:
+    """Return the devices that the kubelet gave to containers: `_kubelet_devices` by container."""
+    return {container: _kubelet_devices(given) for container, given in devices.items()}
+
+
+def withheld_document(withheld: WithheldCpus) -> wire.WithheldDocument:
+    """Return the document of CPUs that pods cannot have."""
+    return wire.WithheldDocument(
+        cpus=str(withheld.cpus),
+        cgroup=withheld.cgroup,
+        allows=None if withheld.allows is None else str(withheld.allows),
+        detail=str(withheld),
+    )
+
+
+def cordon_documents(cordons: Cordons) -> Iterator[wire.CordonDocument]:
+    """Yield the document of each cordon."""
+    for entry in cordons:
+        yield wire.CordonDocument(
+            cpus=str(entry.cordon.cpus),
+            nodes=str(entry.cordon.nodes),
+            reason=entry.reason,
+            since=entry.since,
+        )
+
+
+def replacing_answer(
+    answer: wire.AdmissionDocument,
+    replaced: PodAllocation | None,
+    removal: wire.EnforcementDocument | None = None,
+) -> wire.AdmissionDocument:
+    """Return an answer that names the pod that was replaced.
+
+    `removal` is what the removal of that pod left in the kernel: it is added to the enforcement.
+    """
+    if replaced is None or answer.pod is None:
+        return answer
+    pod = answer.pod
+    if removal is not None:
+        enforcement = pod.enforcement
+        differences = tuple(dict.fromkeys((*enforcement.differences, *removal.differences)))
+        notes = tuple(dict.fromkeys((*enforcement.notes, *removal.notes)))
+        pod = replace(pod, enforcement=enforcement_document(differences, notes))
+    return replace(answer, pod=pod, replaced=replaced.uid)
+
+
+def _container(
     allocation: ContainerAllocation,
     share: Share,
     shared_pool: Mask,
     kernel: tuple[wire.KernelDocument, ...],
     cdi_name: str,
-    given: Iterable[GivenDevice],
+    kubelet_devices: Iterable[GivenDevice],
 ) -> wire.ContainerDocument:
     return wire.ContainerDocument(
         name=allocation.name,
@@ -213,28 +269,35 @@ def _container(  # each is a part of the document
         sharing=str(share.sharing),
         shared_cpus=str(share.cpus),
         shared_with=share.others,
-        others={k: part for k, part in allocation.others.items() if k != KUBELET_DEVICES},
-        kubelet_devices=_given_document(given),
-        delivery=delivery_document(allocation.delivery, cdi_name),
+        others={
+            manager: part
+            for manager, part in allocation.others.items()
+            if manager != KUBELET_DEVICES
+        },
+        kubelet_devices=_kubelet_devices(kubelet_devices),
+        delivery=_delivery(allocation.delivery, cdi_name),
     )
 
 
-def given_documents(given: GivenDevices) -> dict[str, dict[str, dict[str, str]]]:
-    """Return the devices that the kubelet gave to containers, by the name of the container."""
-    return {name: _given_document(devices) for name, devices in given.items()}
-
-
-def _given_document(devices: Iterable[GivenDevice]) -> dict[str, dict[str, str]]:
-    """Return devices of the kubelet: their NUMA nodes by id by resource."""
+def _kubelet_devices(devices: Iterable[GivenDevice]) -> dict[str, dict[str, str]]:
+    """Return the NUMA nodes of devices, by id by resource."""
     return {resource: dict(nodes) for resource, nodes in by_resource(devices).items()}
 
 
-def _unused(found: UnusedBudget) -> wire.UnusedBudgetDocument:
+def _delivery(delivery: Delivery, cdi_name: str) -> wire.DeliveryDocument | None:
+    """Return what was delivered; None for nothing. `cdi_name` is "" without a CDI file."""
+    if delivery == NOTHING:
+        return None
+    maps = {"environment": dict(delivery.environment), "annotations": dict(delivery.annotations)}
+    return wire.DeliveryDocument(**{**asdict(delivery), **maps}, cdi_device=cdi_name)
+
+
+def _unused(budget: UnusedBudget) -> wire.UnusedBudgetDocument:
     return wire.UnusedBudgetDocument(
-        resource=found.resource,
-        unused=found.unused,
-        budget=found.budget,
-        cpus=str(found.cpus),
+        resource=budget.resource,
+        unused=budget.unused,
+        budget=budget.budget,
+        cpus=str(budget.cpus),
     )
 
 
@@ -284,46 +347,8 @@ def _best(hints: Hints) -> tuple[wire.HintDocument, ...]:
 
 
 def _count(hints: Hints | None) -> int | None:
-    """Return how many hints there are; None for a family of hints, which is too large to count."""
+    """Return the number of hints; None for a family of hints with more than are shown."""
     if not isinstance(hints, HintFamily):
         return len(hints or ())
     few = len(best_few(hints, BEST_HINTS + 1))
     return few if few <= BEST_HINTS else None
-
-
-def withheld_document(withheld: WithheldCpus) -> wire.WithheldDocument:
-    """Return the document of CPUs that pods cannot have."""
-    return wire.WithheldDocument(
-        cpus=str(withheld.cpus),
-        cgroup=withheld.cgroup,
-        allows=None if withheld.allows is None else str(withheld.allows),
-        detail=str(withheld),
-    )
-
-
-def cordon_documents(cordons: Cordons) -> Iterator[CordonDocument]:
-    """Yield the document of each cordon."""
-    for entry in cordons:
-        yield CordonDocument(
-            cpus=str(entry.cordon.cpus),
-            nodes=str(entry.cordon.nodes),
-            reason=entry.reason,
-            since=entry.since,
-        )
-
-
-def replacing_answer(
-    answer: wire.AdmissionDocument,
-    replaced: PodAllocation | None,
-    removal: wire.EnforcementDocument | None = None,
-) -> wire.AdmissionDocument:
-    """Return an answer with the pod that was replaced, and what is left of it in the kernel."""
-    if replaced is None or answer.pod is None:
-        return answer
-    pod = answer.pod
-    if removal is not None:
-        own = pod.enforcement
-        differences = tuple(dict.fromkeys((*own.differences, *removal.differences)))
-        notes = tuple(dict.fromkeys((*own.notes, *removal.notes)))
-        pod = replace(pod, enforcement=enforcement_document(differences, notes))
-    return replace(answer, pod=pod, replaced=replaced.uid)

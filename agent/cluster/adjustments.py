@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.api.documents import allocation_variables
+from agent.api.variables import allocation_variables
 from agent.cluster.nri.messages import Adjustment
 from agent.managers.allocation import Origin
 from agent.pods.model import full_name

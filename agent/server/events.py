@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from structlog.contextvars import bound_contextvars
 
 from agent.api.documents import EventDocument, HistoryEntry
-from agent.api.views import given_documents
+from agent.api.views import kubelet_device_documents
 from agent.pods.model import NO_GIVEN_DEVICES
 from agent.server import metrics as names
 from agent.server.log import shortened
@@ -94,7 +94,7 @@ class HistoryRecorder:
             message="" if differences else shortened(event.message, LONGEST_MESSAGE),
             requester=requester,
             differences=tuple(map(_bounded, differences)),
-            kubelet_devices=given_documents(given),
+            kubelet_devices=kubelet_device_documents(given),
         )
         with self._changing:
             if self._closed or len(self._queued) >= self._most_queued:

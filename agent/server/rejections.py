@@ -83,7 +83,7 @@ class RejectionReporter:
                 source=str(source),
                 rejection=answer.rejection,
                 explanation=answer.explanation,
-                kubelet_devices=views.given_documents(pod.given_devices),
+                kubelet_devices=views.kubelet_device_documents(pod.given_devices),
             )
             self._state.observed.records.note_rejection(RejectedPod(status, source, answer, pod))
             self._notify(status, source)

@@ -19,7 +19,8 @@ from uuid import uuid4
 from msgspec import Struct
 
 from agent.api.client import AgentError, Unreachable
-from agent.api.documents import BindRequest, allocation_variables
+from agent.api.documents import BindRequest
+from agent.api.variables import allocation_variables
 from agent.managers.allocation import Isolation
 from agent.pods.model import CPU, END, MEMORY, NEAR_NODES, UNIT, End, full_name
 from agent.pods.quantity import Quantity, QuantityError
