@@ -1,7 +1,7 @@
 """`numawarden check`: one verdict on the agent, the kernel, the disk and the configuration.
 
-Each part of it has an exit code of its own; of several that fail the gravest is returned, in the
-order of `_GRAVEST`.
+Every part of the verdict has an exit code. If several parts fail, the command exits with the first
+of their codes in `_GRAVEST`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     from agent.api.documents import VerificationDocument
 
-#: With less space for the checkpoint the disk counts as full, in bytes.
+#: Bytes for the checkpoint below which the disk counts as full.
 LEAST_SPACE: Final = 16 << 20
-#: How many differences, tasks or keys are listed.
+#: Differences, tasks or keys that are listed at most.
 _LISTED: Final = 16
-#: The condition that containers do not run in their pod's cgroup, which has a line of its own.
+#: The type of the condition of absent containers, which have lines of their own.
 _FOUND: Final = "ContainersFound"
 _GRAVEST: Final = (
     ExitCode.UNREACHABLE,
@@ -47,10 +47,11 @@ _GRAVEST: Final = (
 )
 
 
-class _Checked(NamedTuple):
-    """One line of the verdict; `code` is OK where all is well."""
+class _Line(NamedTuple):
+    """One line of the verdict."""
 
     subject: str
+    #: OK where all is well.
     code: ExitCode
     message: str
 
@@ -83,119 +84,118 @@ def check(output: Output, socket_path: str, *, quiet: bool, each: bool) -> ExitC
     the configuration file changed or is wrong, 1 there are other conditions.
     """
     try:
-        found, verification = _examined(socket_path)
+        lines, verification = _examine(socket_path)
     except Unreachable as error:
-        found, verification = [_Checked("agent", ExitCode.UNREACHABLE, str(error))], None
-    codes = {checked.code for checked in found}
+        lines, verification = [_Line("agent", ExitCode.UNREACHABLE, str(error))], None
+    codes = {line.code for line in lines}
     code = next((code for code in _GRAVEST if code in codes), ExitCode.OK)
     if not quiet:
-        print_answer(_document(found, code, verification if each else None), output, _lines)
+        print_answer(_document(lines, code, verification if each else None), output, _lines)
     return code
 
 
 def _lines(document: CheckDocument) -> Iterator[str]:
     yield document.summary()
-    for each in document.checks:
-        yield f"  {'ok' if each.ok else 'NOT OK':8}{each.subject:16}{each.message}"
+    for check in document.checks:
+        yield f"  {'ok' if check.ok else 'NOT OK':8}{check.subject:16}{check.message}"
     if document.verification is not None:
         yield from verification_lines(document.verification)
 
 
 def _document(
-    found: list[_Checked], code: ExitCode, verification: VerificationDocument | None
+    lines: list[_Line], code: ExitCode, verification: VerificationDocument | None
 ) -> CheckDocument:
     checks = (
         CheckedDocument(
-            subject=each.subject,
-            ok=each.code is ExitCode.OK,
-            message=" ".join(each.message.split()),  # on one line
+            subject=line.subject,
+            ok=line.code is ExitCode.OK,
+            message=" ".join(line.message.split()),  # on one line
         )
-        for each in found
+        for line in lines
     )
     return CheckDocument(code is ExitCode.OK, code, tuple(checks), verification)
 
 
-def _examined(socket_path: str) -> tuple[list[_Checked], VerificationDocument | None]:
-    """Return what is found of every part, and the comparison with the kernel if there is one.
+def _examine(socket_path: str) -> tuple[list[_Line], VerificationDocument | None]:
+    """Return the lines of every part, and the comparison with the kernel if there is one.
 
     Raises `Unreachable` and `CommandError`.
     """
     with agent_at(socket_path) as agent:
         status = agent.status()
-    found = [*_agent(status), *_disk(status)]
+    lines = [*_agent(status), *_disk(status)]
     if status.configuration is not None:
-        found.extend(_configuration(status.configuration))
+        lines.extend(_configuration(status.configuration))
     try:
         with agent_at(socket_path) as agent:
             answer = agent.verify()
     except CommandError as error:
-        return [*found, _Checked("cgroups", ExitCode.NOT_ENFORCED, str(error))], None
-    return [*found, *_cgroups(answer), *_exclusive(answer), *_intruding(answer)], answer
+        return [*lines, _Line("cgroups", ExitCode.NOT_ENFORCED, str(error))], None
+    return [*lines, *_cgroups(answer), *_exclusive(answer), *_intruding(answer)], answer
 
 
-def _agent(status: StatusDocument) -> Iterator[_Checked]:
+def _agent(status: StatusDocument) -> Iterator[_Line]:
     pods = f"{counted(status.pods, 'pod')} with {counted(status.containers, 'container')}"
     if status.ready:
-        yield _Checked("agent", ExitCode.OK, f"ready, {pods}")
+        yield _Line("agent", ExitCode.OK, f"ready, {pods}")
     else:
-        listed = any(each.line == status.unready for each in status.conditions)
+        listed = any(condition.line == status.unready for condition in status.conditions)
         why = "a condition below says why" if listed else status.unready
-        yield _Checked("agent", ExitCode.REJECTED, f"not ready, {pods}: {why}")
+        yield _Line("agent", ExitCode.REJECTED, f"not ready, {pods}: {why}")
     for condition in status.conditions:
         if condition.type == _FOUND:
             continue
         full = condition.type == "CheckpointSaved"
         code = ExitCode.ENVIRONMENT if full else ExitCode.REJECTED
         line = f"{condition.line} ({condition.type}: {condition.reason})"
-        yield _Checked("condition", code, line)
-    absent = [each for each in status.conditions if each.type == _FOUND]
+        yield _Line("condition", code, line)
+    absent = [condition for condition in status.conditions if condition.type == _FOUND]
     if len(absent) == len(status.conditions):
         none = "none but those of containers, below" if absent else "none"
-        yield _Checked("conditions", ExitCode.OK, none)
+        yield _Line("conditions", ExitCode.OK, none)
     more = "and of {} more pods; see 'numawarden list'"
     if len(absent) == 1:
-        yield _Checked("containers", ExitCode.NOT_ENFORCED, absent[0].line)
+        yield _Line("containers", ExitCode.NOT_ENFORCED, absent[0].line)
     elif absent:
-        lines = [each.message for each in absent]
+        lines = [condition.message for condition in absent]
         yield from _listed("containers", ExitCode.NOT_ENFORCED, lines, more)
-        for remedy in dict.fromkeys(each.remedy.replace(each.uid, "POD") for each in absent):
-            yield _Checked("containers", ExitCode.NOT_ENFORCED, remedy)
+        remedies = (condition.remedy.replace(condition.uid, "POD") for condition in absent)
+        for remedy in dict.fromkeys(remedies):
+            yield _Line("containers", ExitCode.NOT_ENFORCED, remedy)
     else:
-        yield _Checked("containers", ExitCode.OK, "none is missing in its pod")
+        yield _Line("containers", ExitCode.OK, "none is missing in its pod")
 
 
-def _listed(
-    subject: str, code: ExitCode, lines: Sequence[str], more: str = ""
-) -> Iterator[_Checked]:
-    """Yield the first lines of a subject, and with `more` how many others there are."""
-    yield from (_Checked(subject, code, line) for line in lines[:_LISTED])
+def _listed(subject: str, code: ExitCode, lines: Sequence[str], more: str = "") -> Iterator[_Line]:
+    """Yield the first lines of a subject; `more` is the line that counts the others, if any."""
+    yield from (_Line(subject, code, line) for line in lines[:_LISTED])
     if more and len(lines) > _LISTED:
-        yield _Checked(subject, code, more.format(len(lines) - _LISTED))
+        yield _Line(subject, code, more.format(len(lines) - _LISTED))
 
 
-def _disk(status: StatusDocument) -> Iterator[_Checked]:
+def _disk(status: StatusDocument) -> Iterator[_Line]:
     state = status.state
     if state is None or state.free is None:
         return
     mib = state.free >> 20
     if state.free < LEAST_SPACE:
         message = f"{mib} MiB are free in {state.directory}; free space on that file system"
-        yield _Checked("disk", ExitCode.ENVIRONMENT, message)
+        yield _Line("disk", ExitCode.ENVIRONMENT, message)
     else:
-        yield _Checked("disk", ExitCode.OK, f"{mib} MiB are free in {state.directory}")
+        yield _Line("disk", ExitCode.OK, f"{mib} MiB are free in {state.directory}")
 
 
-def _configuration(running: ConfigurationDocument) -> Iterator[_Checked]:
-    """Yield how the file differs from what the agent runs with, or that it cannot be used."""
+def _configuration(running: ConfigurationDocument) -> Iterator[_Line]:
+    """Yield how the configuration file differs from the agent's, or why it cannot be read."""
     subject, wrong = "configuration", ExitCode.BAD_INPUT
     try:
         written = config_keys(load_config_file(Path(running.file), running.settings))
     except PermissionError:
-        yield _Checked(subject, ExitCode.OK, f"{running.file} is not readable for this user")
+        yield _Line(subject, ExitCode.OK, f"{running.file} is not readable for this user")
         return
     except (OSError, ConfigError) as error:
         effect = "the agent would not start again; restore or correct the file"
-        yield _Checked(subject, wrong, f"{text_of(error)}; {effect}")
+        yield _Line(subject, wrong, f"{text_of(error)}; {effect}")
         return
     differing = [
         f"{path} is {_shown(new)} in the file and {_shown(old)} in the running agent"
@@ -204,29 +204,31 @@ def _configuration(running: ConfigurationDocument) -> Iterator[_Checked]:
     yield from _listed(subject, wrong, differing, "and {} more keys")
     if differing:
         advice = f"try it with 'numawarden config check {running.file}', then restart the agent"
-        yield _Checked(subject, wrong, f"the file changed since the agent was started; {advice}")
+        yield _Line(subject, wrong, f"the file changed since the agent was started; {advice}")
     else:
-        yield _Checked(subject, ExitCode.OK, f"the agent runs with {running.file}")
+        yield _Line(subject, ExitCode.OK, f"the agent runs with {running.file}")
 
 
 def changed_configuration(running: ConfigurationDocument) -> list[str]:
-    """Return how the file differs from what the agent runs with, or that it is wrong; a line each.
+    """Read the configuration file; return how it differs from the agent's, a line each.
 
-    Reads the file.
+    A file that is wrong has a line that says why.
     """
-    found = _configuration(running)
-    return [
-        " ".join(checked.message.split()) for checked in found if checked.code is not ExitCode.OK
-    ]
+    lines = _configuration(running)
+    return [" ".join(line.message.split()) for line in lines if line.code is not ExitCode.OK]
 
 
 def _shown(value: object) -> str:
     return "empty" if value in (None, "", {}, []) else yaml_text(value, one_line=True)  # type: ignore[arg-type]  # a plain value of JSON
 
 
-def _cgroups(answer: VerificationDocument) -> Iterator[_Checked]:
+def _cgroups(answer: VerificationDocument) -> Iterator[_Line]:
     differing = [
-        *(f"{each.detail} ({each.cause})" for one in answer.cgroups for each in one.differences),
+        *(
+            f"{difference.detail} ({difference.cause})"
+            for cgroup in answer.cgroups
+            for difference in cgroup.differences
+        ),
         *(
             f"{above.cgroup} does not pass on {' '.join(above.lacking)}"
             for above in answer.ancestors
@@ -238,24 +240,24 @@ def _cgroups(answer: VerificationDocument) -> Iterator[_Checked]:
     if differing:
         count = counted(len(differing), "difference")
         more = f"{count}; see 'numawarden check --cgroups', which names every cgroup"
-        yield _Checked("cgroups", ExitCode.NOT_ENFORCED, more)
+        yield _Line("cgroups", ExitCode.NOT_ENFORCED, more)
     else:
-        yield _Checked("cgroups", ExitCode.OK, f"{len(answer.cgroups)} as allocated")
+        yield _Line("cgroups", ExitCode.OK, f"{len(answer.cgroups)} as allocated")
 
 
-def _exclusive(answer: VerificationDocument) -> Iterator[_Checked]:
+def _exclusive(answer: VerificationDocument) -> Iterator[_Line]:
     lines = [
-        f"pod {name} is not exclusive: {each.message}"
-        for name, found in answer.intruding_cgroups.items()
-        for each in found
+        f"pod {name} is not exclusive: {intrusion.message}"
+        for name, intrusions in answer.intruding_cgroups.items()
+        for intrusion in intrusions
     ]
     more = "and {} more; see 'numawarden check --cgroups'"
     yield from _listed("exclusive CPUs", ExitCode.NOT_ENFORCED, lines, more)
     if not lines:
-        yield _Checked("exclusive CPUs", ExitCode.OK, "no cgroup of others may use them")
+        yield _Line("exclusive CPUs", ExitCode.OK, "no cgroup of others may use them")
 
 
-def _intruding(answer: VerificationDocument) -> Iterator[_Checked]:
+def _intruding(answer: VerificationDocument) -> Iterator[_Line]:
     lines = [
         f"process {task.pid} ({task.name}) may run on CPUs {task.cpus} of {', '.join(task.pods)}; "
         f"end it, or move it: taskset -apc CPUS {task.pid}"
@@ -264,4 +266,4 @@ def _intruding(answer: VerificationDocument) -> Iterator[_Checked]:
     more = "and {} more; see 'numawarden check --cgroups'"
     yield from _listed("intruding tasks", ExitCode.NOT_ENFORCED, lines, more)
     if not lines:
-        yield _Checked("intruding tasks", ExitCode.OK, "none")
+        yield _Line("intruding tasks", ExitCode.OK, "none")

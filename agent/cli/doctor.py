@@ -84,11 +84,11 @@ def _file_check(file: Path, *, missing: bool) -> HostCheck:
 
 def _for_start(config: Config, file: Path) -> Iterator[HostCheck]:
     """Yield what keeps the agent from starting here with a configuration."""
-    found = list(obstacles(config, file, kernel=True))
-    for one in found:
-        verdict = Verdict.ERROR if one.certain else Verdict.WARNING
-        yield HostCheck(one.key, verdict, one.found)
-    if not found:
+    risks = list(obstacles(config, file, kernel=True))
+    for risk in risks:
+        verdict = Verdict.ERROR if risk.certain else Verdict.WARNING
+        yield HostCheck(risk.key, verdict, risk.found)
+    if not risks:
         yield HostCheck("start", Verdict.OK, "nothing found that keeps the agent from starting")
 
 
@@ -104,25 +104,25 @@ def _with_answers(config: Config, facts: GatheredFacts, root: Path) -> GatheredF
 
 
 def _document(checks: Iterable[HostCheck]) -> DoctorDocument:
-    found = tuple(checks)
+    host_checks = tuple(checks)
     return DoctorDocument(
-        ok=all(one.verdict is not Verdict.ERROR for one in found),
+        ok=all(check.verdict is not Verdict.ERROR for check in host_checks),
         checks=tuple(
             HostCheckDocument(
-                check=one.check,
-                verdict=str(one.verdict),
-                found=printable(one.found),
-                change=printable(one.change),
+                check=check.check,
+                verdict=str(check.verdict),
+                found=printable(check.found),
+                change=printable(check.change),
             )
-            for one in found
+            for check in host_checks
         ),
     )
 
 
 def _lines(document: DoctorDocument) -> Iterator[str]:
     """Yield a line for each check, and one below with what to change."""
-    for one in document.checks:
-        verdict = _SHOWN.get(one.verdict, one.verdict)
-        yield f"{verdict:9}{one.check:26}{one.found}"
-        if one.change:
-            yield f"{'':35}-> {one.change}"
+    for check in document.checks:
+        verdict = _SHOWN.get(check.verdict, check.verdict)
+        yield f"{verdict:9}{check.check:26}{check.found}"
+        if check.change:
+            yield f"{'':35}-> {check.change}"

@@ -10,7 +10,7 @@ import click
 from agent.api.documents import EventDocument, FailedPodDocument, encode
 from agent.cli.common import agent_at, cordon_line, typed_name
 from agent.cli.errors import ExitCode, counted
-from agent.cli.lines import moment
+from agent.cli.lines import labelled, moment
 from agent.cli.options import (
     VERDICT_TIMEOUT,
     Output,
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
         StatusDocument,
     )
 
-#: How many rejected or invalid pods are listed; the document has all stored ones.
+#: Rejected or invalid pods that are listed at most; the document has more.
 _FAILED_SHOWN: Final = 5
 
 #: The types of conditions that are about the kernel's settings.
 _OF_THE_KERNEL: Final = ("Enforced", "Exclusive", "RepairsLast")
 _AGREES: Final = "the kernel agrees with the ledger"
 
-#: How many drifted settings are listed.
+#: Drifted settings that are listed at most.
 _DRIFT_SHOWN: Final = 5
 
 
@@ -60,7 +60,7 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     ready = "ready" if answer.ready else "NOT READY"
     since = moment(answer.started)
     yield f"numawarden {answer.version}, process {answer.pid}, {ready}, since {since}"
-    if answer.unready and all(answer.unready != each.line for each in answer.conditions):
+    if answer.unready and all(answer.unready != condition.line for condition in answer.conditions):
         yield f"  not ready  {answer.unready}"
     for condition in answer.conditions:
         named = f"{condition.type}: {condition.reason}, since {moment(condition.since)}"
@@ -78,11 +78,11 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
 
         yield from (f"  file       {line}" for line in changed_configuration(answer.configuration))
     yield f"  CPUs       {answer.online_cpus} online, {policy.reserved_cpus or 'none'} reserved"
-    yield from (f"  withheld   {each.detail}" for each in answer.withheld)
+    yield from labelled("  withheld   ", (cpus.detail for cpus in answer.withheld))
     yield f"  exclusive  {answer.exclusive_cpus or 'none'}"
     yield f"  shared     {answer.shared_pool or 'none'}"
     yield f"  nodes      {answer.nodes}"
-    yield from (f"  cordoned   {cordon_line(cordon)}" for cordon in answer.cordons)
+    yield from labelled("  cordoned   ", map(cordon_line, answer.cordons))
     if answer.runtime is not None:
         yield f"  runtime    {_runtime(answer.runtime)}"
     yield f"  pods       {answer.pods} with {counted(answer.containers, 'container')}"
@@ -122,16 +122,16 @@ def _drift(settings: Sequence[DriftDocument]) -> Iterator[str]:
 
 
 def _reconcile(answer: StatusDocument) -> str:
-    """Return the last comparison, and what of the kernel's settings is not as it should be now."""
+    """Return the last comparison, and how many conditions are about the kernel's settings."""
     document = answer.last_reconcile
     if document is None:
         return "not yet"
-    said = [f"{moment(document.finished)}, {document.seconds * 1000:.0f} ms: "]
+    parts = [f"{moment(document.finished)}, {document.seconds * 1000:.0f} ms: "]
     if document.found:
-        said.append(f"found {_causes(document.found)}; repaired {_causes(document.repaired)}; ")
-    wrong = sum(each.type in _OF_THE_KERNEL for each in answer.conditions)
-    said.append(f"{wrong} not as it should be, see CONDITION" if wrong else _AGREES)
-    return "".join(said)
+        parts.append(f"found {_causes(document.found)}; repaired {_causes(document.repaired)}; ")
+    wrong = sum(condition.type in _OF_THE_KERNEL for condition in answer.conditions)
+    parts.append(f"{wrong} not as it should be, see CONDITION" if wrong else _AGREES)
+    return "".join(parts)
 
 
 def _causes(counts: Mapping[str, int]) -> str:
@@ -161,5 +161,5 @@ def watch(output: Output, socket_path: str) -> None:
 
 def _line(event: EventDocument) -> str:
     when = datetime.fromtimestamp(event.time, UTC).strftime("%H:%M:%SZ")
-    said = (event.type, event.pod, event.message)
-    return "  ".join((when, *(part for part in said if part)))
+    parts = (when, event.type, event.pod, event.message)
+    return "  ".join(part for part in parts if part)

@@ -1,4 +1,7 @@
-"""`numawarden history`: what happened, who asked for it, and which settings differed."""
+"""`numawarden history`: what happened, who asked for it, and which settings differed.
+
+Renders `HistoryDocument`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
     from agent.api.documents import DriftDocument, HistoryDocument, HistoryEntry
 
-#: How many digits the days of a duration have at most.
+#: Digits of the days of a duration at most.
 _DIGITS: Final = 5
 
 
@@ -27,10 +30,10 @@ def _duration(_context: click.Context, _option: click.Parameter, text: str | Non
     """Return a duration in seconds; raises `click.BadParameter`."""
     if text is None:
         return None
-    days, found, rest = text.partition("d")
-    if not found:
+    days, has_days, rest = text.partition("d")
+    if not has_days:
         days, rest = "0", text
-    seconds = seconds_of(rest) if rest or not found else 0.0
+    seconds = seconds_of(rest) if rest or not has_days else 0.0
     if seconds is None or not (days.isascii() and days.isdecimal() and len(days) <= _DIGITS):
         raise click.BadParameter(f"{text!r} is not a duration such as 90s, 15m, 1h30m or 7d")
     return int(days) * 86400 + seconds
@@ -79,19 +82,17 @@ def history_lines(history: HistoryDocument) -> Iterator[str]:
 
 
 def _entry_lines(entry: HistoryEntry) -> Iterator[str]:
-    said = (
+    parts = (
         moment(entry.time),
         f"{entry.type:<20}",
         entry.pod or entry.uid,
         "" if entry.requester is None else entry.requester.line(),
         f"operation {entry.operation}" if entry.operation else "",
     )
-    yield "  ".join(part for part in said if part.strip())
-    for line in entry.message.splitlines():
-        yield f"    {line}"
+    yield "  ".join(part for part in parts if part.strip())
+    yield from labelled("    ", entry.message.splitlines())
     yield from labelled("    ", kubelet_container_lines(entry.kubelet_devices))
-    for difference in entry.differences:
-        yield f"    {_difference(difference)}"
+    yield from labelled("    ", map(_difference, entry.differences))
 
 
 def _difference(difference: DriftDocument) -> str:

@@ -78,19 +78,20 @@ _PLACE: Final = re.compile(r"(node:)?([0-9][0-9,-]*)")
 
 def _place(agent: AgentClient, named: str | None) -> tuple[str, Mask] | None:
     """Return `CPU` or `node` with its numbers; None for what is the name of a pod."""
-    found = None if named is None else _PLACE.fullmatch(named)
-    if found is None or any(named in names_of(pod) for pod in agent.pods()):
+    match = None if named is None else _PLACE.fullmatch(named)
+    if match is None or any(named in names_of(pod) for pod in agent.pods()):
         return None
     try:
-        return "node" if found[1] else "CPU", Mask.parse(found[2])
+        return "node" if match[1] else "CPU", Mask.parse(match[2])
     except ValueError as error:
         raise click.UsageError(f"{named}: {error}") from error
 
 
 def _owners(document: MapDocument, what: str, ids: Mask) -> Iterator[str]:
-    known = Mask.from_ids(each.id for each in (document.nodes if what == "node" else document.cpus))
-    if unknown := ids - known:
-        message = f"this host has no {what} {unknown}; it has {what}s {known}"
+    parts = document.nodes if what == "node" else document.cpus
+    of_host = Mask.from_ids(part.id for part in parts)
+    if unknown := ids - of_host:
+        message = f"this host has no {what} {unknown}; it has {what}s {of_host}"
         raise CommandError(message, ExitCode.BAD_INPUT)
     if what == "node":
         ids = Mask.from_ids(
@@ -109,9 +110,10 @@ def _print(document: MapDocument, output: Output, focus: str | None, *, full: bo
 
 
 def draw_map(document: MapDocument, *, focus: str | None = None, full: bool = False) -> None:
-    """Print a map: as wide as the terminal and in its colours, or unbroken lines into a pipe.
+    """Print a map.
 
-    NO_COLOR (https://no-color.org) switches colours off.
+    A terminal gets lines of its width, in colours unless NO_COLOR (https://no-color.org) is set. A
+    pipe gets lines that are not wrapped.
     """
     terminal = sys.stdout.isatty()
     layout = MapLayout(
@@ -126,7 +128,7 @@ def draw_map(document: MapDocument, *, focus: str | None = None, full: bool = Fa
 
 
 def _can_show(text: str) -> bool:
-    """Return whether standard output takes a text.
+    """Return whether standard output can show a text.
 
     In the C locale terminals show ASCII, though Python writes UTF-8 there (PEP 540).
     """

@@ -12,7 +12,7 @@ import click
 
 from agent.cli.common import agent_at, find_pod, pod_argument
 from agent.cli.errors import CommandError, ExitCode
-from agent.cli.lines import table
+from agent.cli.lines import labelled, table
 from agent.cli.options import DOCUMENT, Output, host_option, output_of, socket_option
 from agent.cli.output import print_answer
 from agent.cli.workloads import MOUNT_VARIABLE, check_real
@@ -148,9 +148,9 @@ def interference(  # noqa: PLR0913  # the options of a command
         click.echo(exposition(document), nl=False)
     else:
         print_answer(document, output, lambda shown: _lines(shown, full=full))
-    if any(each.tasks for each in document.cpus):
+    if any(cpu.tasks for cpu in document.cpus):
         return ExitCode.REJECTED
-    unseen = document.lost or not all(each.online for each in document.cpus)
+    unseen = document.lost or not all(cpu.online for cpu in document.cpus)
     return ExitCode.ENVIRONMENT if unseen else ExitCode.OK
 
 
@@ -180,12 +180,12 @@ def _of_agent(socket_path: str, named: str | None) -> tuple[ExclusiveTerritory, 
     """Return the exclusive CPUs of a pod or of all; raises `CommandError` where there are none."""
     with agent_at(socket_path) as agent:
         pods = agent.pods() if named is None else (find_pod(agent, named),)
-        found = territories_of(agent.pod(each.uid) for each in pods if each.exclusive_cpus)
-    if not found:
+        territories = territories_of(agent.pod(pod.uid) for pod in pods if pod.exclusive_cpus)
+    if not territories:
         what = "no pod has" if named is None else f"pod {named!r} does not have"
         message = f"{what} exclusive CPUs; see 'numawarden list', or name CPUs with --cpus"
         raise CommandError(message, ExitCode.NOT_FOUND)
-    return found
+    return territories
 
 
 def _measured(
@@ -203,24 +203,24 @@ def _lines(document: InterferenceDocument, *, full: bool) -> Iterator[str]:
     """Yield a table of the CPUs, and one of who was there."""
     how = "every switch recorded" if document.exact else "tasks sampled"
     probe = f", probe in {document.probe}" if document.probe else ""
-    # Whose they are, and whether they are exclusive, was not asked of CPUs named with --cpus.
-    exclusive = "exclusive " if any(any(each.owners) for each in document.cpus) else ""
+    # The agent was not asked about CPUs named with --cpus: whether they are exclusive is not known.
+    exclusive = "exclusive " if any(any(cpu.owners) for cpu in document.cpus) else ""
     noun = "CPU" if len(document.cpus) == 1 else "CPUs"
     yield f"{len(document.cpus)} {exclusive}{noun}, {document.seconds:.1f} s, {how}{probe}"
     yield ""
     longest = ("LONGEST",) if document.probe else ()
     header = ("CPU", "OWNER", "TASKS", "RAN", "INTERRUPTS", "TICKS", "SOFTIRQS", "STOLEN")
     rows = (
-        (*_row(each), *((_time(each.longest_seconds or 0.0),) if longest else ()))
-        for each in document.cpus
+        (*_row(cpu), *((_time(cpu.longest_seconds or 0.0),) if longest else ()))
+        for cpu in document.cpus
     )
     yield from table((*header, "SWITCHES", "MIGRATIONS", *longest), rows)
-    found = sorted(
+    disturbances = sorted(
         _who(document.cpus), key=lambda row: (row[0] != "task", -row[4], -row[3], row[1])
     )
-    if found:
+    if disturbances:
         yield ""
-        shown = found if full else found[:_SHOWN]
+        shown = disturbances if full else disturbances[:_SHOWN]
         yield from table(
             ("KIND", "WHO", "CPUS", "TIMES", "RAN"),
             (
@@ -228,32 +228,31 @@ def _lines(document: InterferenceDocument, *, full: bool) -> Iterator[str]:
                 for kind, who, cpus, times, ran in shown
             ),
         )
-        if len(found) > len(shown):
-            yield f"and {len(found) - len(shown)} more; see --full"
-    for note in document.notes:
-        yield f"note: {note}"
+        if len(disturbances) > len(shown):
+            yield f"and {len(disturbances) - len(shown)} more; see --full"
+    yield from labelled("note: ", document.notes)
 
 
-def _row(each: DisturbedCpuDocument) -> tuple[str, ...]:
+def _row(cpu: DisturbedCpuDocument) -> tuple[str, ...]:
     return (
-        str(each.cpu),
-        ", ".join(each.owners),
-        str(len(each.tasks)),
-        _time(sum(task.seconds for task in each.tasks)),
-        str(sum(each.interrupts.values())),
-        str(each.ticks),
-        str(sum(each.softirqs.values())),
-        _time(each.steal_seconds),
-        "" if each.switches is None else str(each.switches),
-        str(each.migrations),
+        str(cpu.cpu),
+        ", ".join(cpu.owners),
+        str(len(cpu.tasks)),
+        _time(sum(task.seconds for task in cpu.tasks)),
+        str(sum(cpu.interrupts.values())),
+        str(cpu.ticks),
+        str(sum(cpu.softirqs.values())),
+        _time(cpu.steal_seconds),
+        "" if cpu.switches is None else str(cpu.switches),
+        str(cpu.migrations),
     )
 
 
 def _who(cpus: Iterable[DisturbedCpuDocument]) -> Iterator[tuple[str, str, Mask, int, float]]:
-    """Yield kind, name, CPUs, how often and how long, of what was the same on several CPUs."""
-    found: dict[tuple[str, str], tuple[Mask, int, float]] = {}
-    for each in cpus:
-        here = Mask.of(each.cpu)
+    """Yield each task and source of interrupts: kind, name, CPUs, how often, for how long."""
+    sums: dict[tuple[str, str], tuple[Mask, int, float]] = {}
+    for cpu in cpus:
+        of_cpu = Mask.of(cpu.cpu)
         counted = [
             *(
                 (
@@ -262,20 +261,20 @@ def _who(cpus: Iterable[DisturbedCpuDocument]) -> Iterator[tuple[str, str, Mask,
                     task.times,
                     task.seconds,
                 )
-                for task in each.tasks
+                for task in cpu.tasks
             ),
-            *(("interrupt", name, times, 0.0) for name, times in each.interrupts.items()),
-            *(("softirq", name, times, 0.0) for name, times in each.softirqs.items()),
+            *(("interrupt", name, times, 0.0) for name, times in cpu.interrupts.items()),
+            *(("softirq", name, times, 0.0) for name, times in cpu.softirqs.items()),
         ]
         for kind, name, times, ran in counted:
-            on, before, seconds = found.get((kind, name), (here, 0, 0.0))
-            found[kind, name] = on | here, before + times, seconds + ran
-    for (kind, name), (on, times, ran) in found.items():
+            on, before, seconds = sums.get((kind, name), (of_cpu, 0, 0.0))
+            sums[kind, name] = on | of_cpu, before + times, seconds + ran
+    for (kind, name), (on, times, ran) in sums.items():
         yield kind, name, on, times, ran
 
 
 def _time(seconds: float) -> str:
-    """Return a time in the unit in which it is read best."""
+    """Return a time in seconds, milliseconds or microseconds."""
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"  # noqa: PLR2004  # a millisecond

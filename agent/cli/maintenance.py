@@ -81,8 +81,8 @@ def uncordon(target: str | None, output: Output, socket_path: str, *, everything
             click.echo("nothing is cordoned")
             return ExitCode.OK
         *rest, last = targets
-        for each in rest:
-            agent.uncordon(CordonRequest(target=each))
+        for cordoned in rest:
+            agent.uncordon(CordonRequest(target=cordoned))
         answer = agent.uncordon(CordonRequest(target=last))
     print_answer(answer, output, cordons_lines)
     return ExitCode.NOT_ENFORCED if answer.differences else ExitCode.OK
@@ -90,8 +90,8 @@ def uncordon(target: str | None, output: Output, socket_path: str, *, everything
 
 def _cordoned(status: StatusDocument) -> list[str]:
     """Return the targets with which all cordons end."""
-    nodes = [f"node:{each.nodes}" for each in status.cordons if each.nodes]
-    return [*nodes, *(each.cpus for each in status.cordons if each.cpus)]
+    nodes = [f"node:{cordon.nodes}" for cordon in status.cordons if cordon.nodes]
+    return [*nodes, *(cordon.cpus for cordon in status.cordons if cordon.cpus)]
 
 
 @click.command()

@@ -32,57 +32,57 @@ class ManifestText(NamedTuple):
     of_list: bool = False
 
 
-def for_each_manifest(given: Iterable[Path], act: Callable[[ManifestText], ExitCode]) -> ExitCode:
+def for_each_manifest(paths: Iterable[Path], act: Callable[[ManifestText], ExitCode]) -> ExitCode:
     """Do something with each manifest; return the first code that is not 0.
 
-    A manifest that is wrong is reported, and keeps no other out. An error that would be that of all
-    manifests ends this, and says how many were not tried.
+    A wrong manifest is reported, and the next one is tried. Any other error ends this: it would
+    occur with every manifest. It says how many were not tried.
     """
-    code, waiting = ExitCode.OK, deque[Path | ManifestText](_files(given))
+    code, waiting = ExitCode.OK, deque[Path | ManifestText](_files(paths))
     while waiting:
-        one = waiting.popleft()
+        item = waiting.popleft()
         try:
-            if isinstance(one, Path):
-                waiting.extendleft(reversed(_read(one)))
+            if isinstance(item, Path):
+                waiting.extendleft(reversed(_read(item)))
                 continue
-            found = act(one)
+            code_of_item = act(item)
         except Exception as error:
             if not isinstance(error, WrongFileError):
                 if waiting:
-                    name = one if isinstance(one, Path) else one.name
+                    name = item if isinstance(item, Path) else item.name
                     error.add_note(f"not tried: {counted(len(waiting), 'manifest')} after {name}")
                 raise
             for line in lines_of(error):
                 click.echo(line, err=True)
-            found = error.code
-        code = code or found
+            code_of_item = error.code
+        code = code or code_of_item
     return code
 
 
-def _files(given: Iterable[Path]) -> list[Path]:
+def _files(paths: Iterable[Path]) -> list[Path]:
     """Return the files of a command line; those of a directory in the order of their names.
 
     Raises `CommandError` for a directory without a manifest, `OSError` if it cannot be read.
     """
     files: list[Path] = []
-    for path in given:
+    for path in paths:
         if str(path) == "-" or not path.is_dir():
             files.append(path)
             continue
         from agent.sources.manifests import is_left_over  # noqa: PLC0415  # most name files
 
-        found = sorted(
+        manifests = sorted(
             file
             for file in path.iterdir()
             if file.suffix in _ENDINGS and not is_left_over(file.name) and not file.is_dir()
         )
-        if not found:
+        if not manifests:
             message = (
                 f"{path}: no file of this directory has a name that ends in {', '.join(_ENDINGS)}; "
                 "name a manifest, or a directory with manifests"
             )
             raise CommandError(message, ExitCode.BAD_INPUT)
-        files += found
+        files += manifests
     return files
 
 

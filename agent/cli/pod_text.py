@@ -128,7 +128,7 @@ def container_lines(pod: PodDocument, *, reasons: bool = False) -> Iterator[str]
 
 def state_lines(pod: PodDocument) -> Iterator[str]:
     """Yield what of a pod is not exclusive and not enforced, and the notes."""
-    yield from labelled("  not exclusive: ", (each.message for each in pod.intruding))
+    yield from labelled("  not exclusive: ", (intrusion.message for intrusion in pod.intruding))
     yield from enforcement_lines(pod.enforcement)
 
 

@@ -135,10 +135,9 @@ def diff(files: tuple[Path, ...], socket_path: str) -> ExitCode:
             former = None if uid is None else agent.pod(uid)
         warn(answer.warnings)
         new = answer.pod
-        found = (
+        lines = list(
             admission_lines(answer) if new is None else difference_lines(former, new, manifest.name)
         )
-        lines = list(found)
         print_lines(lines)
         return ExitCode.REJECTED if lines else ExitCode.OK
 
@@ -199,10 +198,10 @@ def list_pods(
         shown = PodListDocument(
             pods=tuple(filter(chosen, listed.pods)), failed=tuple(filter(chosen, listed.failed))
         )
-        found = {name for pod in shown.pods for name in names_of(pod)}
-        found |= {name for pod in shown.failed for name in names_of(pod)}
-        if not watch and not found.issuperset(pods):
-            raise unknown_pod(next(pod for pod in pods if pod not in found))
+        names = {name for pod in shown.pods for name in names_of(pod)}
+        names |= {name for pod in shown.failed for name in names_of(pod)}
+        if not watch and not names.issuperset(pods):
+            raise unknown_pod(next(pod for pod in pods if pod not in names))
         _print_list(shown, output)
 
     with agent_at(socket_path) as agent:
@@ -252,12 +251,12 @@ def show(
             _print(failed, output, failed_lines)
             invalid = failed.reason == INVALID_MANIFEST
             return ExitCode.BAD_INPUT if invalid else ExitCode.REJECTED
-        found = agent.pod(find_pod(agent, pod).uid)
+        admitted = agent.pod(find_pod(agent, pod).uid)
     if tool is not None:
-        say(_arguments(tool, found, container))
+        say(_arguments(tool, admitted, container))
     else:
-        _print(found, output, pod_lines)
-    return _pod_code(found)
+        _print(admitted, output, pod_lines)
+    return _pod_code(admitted)
 
 
 @click.command()
@@ -304,7 +303,7 @@ def _print(
     lines: Callable[[_Named], Iterator[str]],
     number: int = 0,
 ) -> None:
-    """Print the answer about a pod; `number` others were printed before."""
+    """Print the answer about a pod, after `number` others."""
     if number and output is Output.YAML:
         click.echo("---")
     if output is Output.NAME:
@@ -321,7 +320,7 @@ def _print_names(pods: Iterable[_Named]) -> None:
 def _arguments(tool: str, pod: PodDocument, named: str | None) -> str:
     """Return the arguments of a tool for the named container, or the only one, for a shell."""
     names = ", ".join(container.name for container in pod.containers)
-    chosen = [each for each in pod.containers if named in (None, each.name)]
+    chosen = [container for container in pod.containers if named in (None, container.name)]
     if not chosen:
         raise CommandError(f"no container is called {named!r}; known: {names}", ExitCode.NOT_FOUND)
     if len(chosen) > 1:
@@ -333,15 +332,15 @@ def _failed(agent: AgentClient, named: str) -> FailedPodDocument | None:
     """Return the latest status of a rejected or invalid pod that is not admitted."""
     if any(named in names_of(pod) for pod in agent.pods()):
         return None
-    known = (
+    called_so = (
         failed
         for failed in reversed(agent.status().failed)
         if named.strip("/") and named in names_of(failed)
     )
-    found = next(known, None)
-    if found is None or not found.uid:
-        return found
-    return agent.failed(found.uid) or found
+    latest = next(called_so, None)
+    if latest is None or not latest.uid:
+        return latest
+    return agent.failed(latest.uid) or latest
 
 
 def _pod_code(pod: PodDocument) -> ExitCode:

@@ -92,7 +92,7 @@ def _cpusets(pod: PodDocument, container: ContainerDocument, cpus: str, mems: st
     Without them a container starts on those of its pod. A pod without exclusive CPUs has no such
     options: its containers inherit the node's pool, and follow when the pool changes.
     """
-    if any(each.isolation != Isolation.HOST for each in pod.containers):
+    if any(other.isolation != Isolation.HOST for other in pod.containers):
         yield f"{cpus}{container.cpus}"
         if container.mems:
             yield f"{mems}{container.mems}"

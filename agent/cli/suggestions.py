@@ -65,8 +65,8 @@ class CommandGroup(click.Group):
         name = args[0] if args else ""
         if name and self.get_command(ctx, name) is None and not name.startswith("-"):
             own = _OF_OTHERS.get(name) if ctx.parent is None else None
-            found = own or _nearest(name, self.list_commands(ctx))
-            ctx.fail(f"No such command {name!r}{_hint(found)}")
+            nearest = own or _nearest(name, self.list_commands(ctx))
+            ctx.fail(f"No such command {name!r}{_hint(nearest)}")
         return super().resolve_command(ctx, args)
 
 
@@ -77,20 +77,24 @@ def unknown_option(error: click.NoSuchOption) -> str:
         return f"No such option {name!r}"
     if instead := _INSTEAD.get((context.command.name or "", name)):
         return f"No such option {name!r}: {instead}"
-    known = [each for param in context.command.get_params(context) for each in param.opts]
-    options = [each for each in known if each.startswith("--")]
+    options = [
+        option
+        for parameter in context.command.get_params(context)
+        for option in parameter.opts
+        if option.startswith("--")
+    ]
     return f"No such option {name!r}{_hint(_nearest(name, options))}"
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
-    """Return what alone begins with a text, else what is most like it; "" if nothing is."""
-    longer = [each for each in known if each.startswith(name)]
+def _nearest(text: str, names: Sequence[str]) -> str:
+    """Return the only name that begins with a text, else the most similar one; "" for none."""
+    longer = [name for name in names if name.startswith(text)]
     if len(longer) == 1:
         return longer[0]
-    words = {each.lstrip("-"): each for each in known}
-    found = get_close_matches(name.lstrip("-"), words, n=1, cutoff=_ALIKE)
-    return words[found[0]] if found else ""
+    by_word = {name.lstrip("-"): name for name in names}
+    matches = get_close_matches(text.lstrip("-"), by_word, n=1, cutoff=_ALIKE)
+    return by_word[matches[0]] if matches else ""
 
 
-def _hint(found: str) -> str:
-    return f", did you mean {found!r}?" if found else ""
+def _hint(nearest: str) -> str:
+    return f", did you mean {nearest!r}?" if nearest else ""

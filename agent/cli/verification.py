@@ -1,10 +1,11 @@
-"""The text of a comparison of the kernel with the ledger, cgroup by cgroup."""
+"""The kernel compared with the ledger as text, cgroup by cgroup: `VerificationDocument`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from agent.cli.errors import counted
+from agent.cli.lines import labelled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,11 +24,12 @@ def verification_lines(answer: VerificationDocument) -> Iterator[str]:
     for above in answer.ancestors:
         if above.lacking:
             yield f"DIFFERS   {above.cgroup} does not pass on {' '.join(above.lacking)}"
-    yield from (f"DIFFERS   {difference}" for difference in answer.differences)
-    for name, found in answer.intruding_cgroups.items():
-        yield from (f"INTRUDES  pod {name} is not exclusive: {each.message}" for each in found)
-    yield from (f"INTRUDES  {_intruding(task)}" for task in answer.intruding)
-    yield from (f"note: {note}" for note in answer.notes)
+    yield from labelled("DIFFERS   ", answer.differences)
+    for name, intrusions in answer.intruding_cgroups.items():
+        messages = (intrusion.message for intrusion in intrusions)
+        yield from labelled(f"INTRUDES  pod {name} is not exclusive: ", messages)
+    yield from labelled("INTRUDES  ", map(_task_text, answer.intruding))
+    yield from labelled("note: ", answer.notes)
     if answer.unconfined_tasks:
         names = ", ".join(dict.fromkeys(task.name for task in answer.unconfined[:5]))
         yield (
@@ -45,25 +47,24 @@ def verification_lines(answer: VerificationDocument) -> Iterator[str]:
 
 def _cgroup_lines(cgroup: VerifiedDocument) -> Iterator[str]:
     kernel = cgroup.kernel
-    what = cgroup.container or cgroup.role
-    yield f"  {what}  {kernel.cgroup}"
+    yield f"  {cgroup.container or cgroup.role}  {kernel.cgroup}"
     cpus = f"{cgroup.cpus} (inherited)" if cgroup.inherits and cgroup.cpus else cgroup.cpus
-    for name, desired, shown, effective in (
+    for name, desired, text, effective in (
         ("cpuset.cpus", cpus, kernel.cpus, kernel.cpus_effective),
         ("cpuset.mems", cgroup.mems, kernel.mems, kernel.mems_effective),
         ("cpu.max", cgroup.cpu_max, kernel.cpu_max, None),
     ):
-        there = "has no such file" if shown is None else shown or "unset"
-        now = f", effective {effective}" if effective is not None else ""
-        yield f"    {name:11}  ledger {desired or 'any'}; kernel {there}{now}"
+        observed = "has no such file" if text is None else text or "unset"
+        result = f", effective {effective}" if effective is not None else ""
+        yield f"    {name:11}  ledger {desired or 'any'}; kernel {observed}{result}"
     for difference in cgroup.differences:
         writer = "" if difference.writer is None else f", {difference.writer.line()}"
         yield f"    DIFFERS   {difference.detail} ({difference.cause}{writer})"
 
 
-def _intruding(task: IntrudingTaskDocument) -> str:
-    where = task.cgroup or "no known cgroup"
+def _task_text(task: IntrudingTaskDocument) -> str:
+    cgroup = task.cgroup or "no known cgroup"
     return (
-        f"process {task.pid} ({task.name}, {task.threads} threads in {where}) may run on CPUs "
+        f"process {task.pid} ({task.name}, {task.threads} threads in {cgroup}) may run on CPUs "
         f"{task.cpus} of {', '.join(task.pods)}; its affinity is {task.affinity}"
     )
