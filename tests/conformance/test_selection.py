@@ -39,7 +39,7 @@ BY_RULE: Final = {
         "cores of init containers": 3,
         "fewer sockets": 2,
         "memory of shared containers": 15,
-        "uneven host": 25,
+        "uneven host": 24,
     },
     "admit_named": {"counters": 101, "memory of shared containers": 8, "uneven host": 1},
     "lifecycle": {

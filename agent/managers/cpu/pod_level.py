@@ -81,6 +81,7 @@ def divide_cpus(
 
     With `full-pcpus-only` exclusive containers that run at the same time share a core only where
     the cores of the budget do not suffice; a thread that is left over belongs to the pod's pool.
+    Where no container gains by that, they choose in their order, as in the kubelet.
     `work` returns the budget of one choice.
     Raises `NotEnoughCpusError` when the exclusive requests exceed the budget.
     """
@@ -101,7 +102,9 @@ def divide_cpus(
         apart = budget - topology.cores_of(budget - pool)
         return take(apart if len(apart) >= container.cpus else pool, container.cpus)
 
-    return _divided(budget, demand, choose)
+    by_core = _divided(budget, demand, choose)
+    pairs = zip(_cost(topology, demand, by_core), _cost(topology, demand, parts), strict=True)
+    return by_core if any(ours < theirs for ours, theirs in pairs) else parts
 
 
 def apart_budget(
@@ -156,6 +159,27 @@ def _divided(
 def _long_running(demand: PodDemand) -> dict[str, int]:
     """Return the exclusive CPUs of sidecars and apps by name: these all run at the same time."""
     return {c.name: c.cpus for c in demand.containers if c.cpus and not c.is_standard_init}
+
+
+def _cost(topology: CpuTopology, demand: PodDemand, parts: Mapping[str, CpuPart]) -> list[int]:
+    """Return three numbers for each exclusive container, in order; less of each is better.
+
+    They are the cores that it shares with those that run when it starts, its CPUs that are no whole
+    cores, and all cores that it touches.
+    """
+    numbers: list[int] = []
+    running = 0
+    for container in demand.containers:
+        if not container.cpus:
+            continue
+        cpus = parts[container.name].cpus.bits
+        touched = [core.cpus for core in topology.cores if core.cpus & cpus]
+        numbers.append(sum(1 for core in touched if core & running))
+        numbers.append(sum((core & cpus).bit_count() for core in touched if core & ~cpus))
+        numbers.append(len(touched))
+        if not container.is_standard_init:
+            running |= cpus
+    return numbers
 
 
 def _shares_a_core(topology: CpuTopology, demand: PodDemand, parts: Mapping[str, CpuPart]) -> bool:

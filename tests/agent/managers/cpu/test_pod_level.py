@@ -136,6 +136,22 @@ def whole_cores_in(topology: CpuTopology, cpus: Mask) -> int:
     return sum(1 for core in topology.cores if not core.cpus & ~cpus.bits)
 
 
+@pytest.mark.parametrize(
+    ("number", "asked", "slices"),
+    [
+        (2, (1, 3), ["0", "1,16-17"]),
+        (3, (3, 3), ["0-1,16", "2,17-18"]),
+    ],
+)
+def test_where_nothing_is_gained_the_containers_choose_in_their_order(
+    number: int, asked: tuple[int, int], slices: list[str]
+) -> None:
+    """As in the kubelet: one core is shared either way."""
+    budget = cores(TWO, number)
+    parts = divide_cpus(TWO, WHOLE, budget, demand(len(budget), *map(app, "ab", map(own, asked))))
+    assert [str(part.cpus) for part in parts.values()] == slices
+
+
 # Shows in differences.md: budget-cores
 @pytest.mark.parametrize("topology", [TWO, FOUR], ids=["two threads", "four threads"])
 @given(drawn=_CONTAINERS, number=st.integers(1, 8))
