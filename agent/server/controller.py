@@ -37,8 +37,8 @@ from agent.server.errors import (
     BindingNotFoundError,
     SourcePodError,
 )
-from agent.server.events import operation
 from agent.server.observations import COMPARISON
+from agent.server.operations import operation
 from agent.server.pod_records import PodRecord, details
 from agent.server.rejections import RejectionReporter
 from agent.server.state_documents import (

@@ -27,8 +27,8 @@ from agent.managers.metrics import TOPOLOGY_ADMISSION_REQUESTS
 from agent.managers.rules import charged
 from agent.pods.model import full_name
 from agent.server import metrics as names
+from agent.server.allocation_log import allocation_fields, allocation_line
 from agent.server.errors import CheckpointFailedError, PodRemovedError
-from agent.server.log import allocation_fields, allocation_line
 from agent.server.pod_records import PodRecord
 from agent.server.preparations import Preparations
 from agent.server.state_documents import PodDescriber, admission_answer

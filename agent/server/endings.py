@@ -31,7 +31,7 @@ from agent.api.documents import BindRequest
 from agent.pods.model import End, full_name
 from agent.reconcile.report import BindingError
 from agent.server.errors import PodNotFoundError, RequestError
-from agent.server.events import operation
+from agent.server.operations import operation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping

@@ -24,7 +24,6 @@ from agent.pods.manifest import API_SOURCE, load_manifest
 from agent.pods.model import REQUIRE, ManifestError, Quality, unknown_qualities
 from agent.reconcile.report import BindingError
 from agent.server import errors
-from agent.server.events import current_operation, operation, requested_by
 from agent.server.http import (
     BodyTooLargeError,
     HttpError,
@@ -37,6 +36,7 @@ from agent.server.http import (
 from agent.server.limits import NoRoomError
 from agent.server.log import LimitedLog, shortened
 from agent.server.maintenance import drain_plan
+from agent.server.operations import current_operation, operation, requested_by
 from agent.server.peers import own_user, peer_of
 from agent.server.queue import QueueStopped, Turns, Worker, called_by
 from agent.server.state_documents import map_now, pods_now, status_document

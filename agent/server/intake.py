@@ -32,7 +32,7 @@ from agent.managers.decision import Reason
 from agent.pods.model import END, UNIT, End, ManifestError, PodIdentity, lifetime_of
 from agent.server.admissions import MOST_AT_ONCE
 from agent.server.errors import PodNotFoundError, RequestError
-from agent.server.events import requested_by
+from agent.server.operations import requested_by
 from agent.server.queue import QueueStopped
 from agent.sources.source import (
     ADMITTED,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from agent.reconcile.assigned import AssignedFiles
     from agent.reconcile.diff import Difference
     from agent.reconcile.tasks import Intruders
-    from agent.server.events import HistoryRecorder
+    from agent.server.history_recorder import HistoryRecorder
 
 
 #: Subject of the first comparison in `Observations.pending`.

@@ -17,7 +17,7 @@ from agent.config.document import config_keys, differing_keys
 from agent.config.gates import gate_notes
 from agent.config.load import load_config_file
 from agent.config.model import ConfigError
-from agent.server import log as logs
+from agent.server import log_output as logs
 from agent.server.memory import settle_memory
 from agent.server.service_manager import ServiceManager
 from agent.server.wiring import Wiring

@@ -26,7 +26,7 @@ from agent.api.documents import (
 from agent.api.map import map_of_allocations
 from agent.managers.cpu.manager import exclusive_cpus, shared_cpus
 from agent.managers.quality import verdict
-from agent.server.events import current_operation
+from agent.server.operations import current_operation
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:

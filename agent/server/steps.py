@@ -19,9 +19,9 @@ from agent.pods.model import full_name
 from agent.progress import uncancelled
 from agent.reconcile.report import EnforcementReport
 from agent.server import metrics as names
+from agent.server.allocation_log import allocation_line
 from agent.server.errors import EXPECTED, CheckpointFailedError, message_of
 from agent.server.events import Events
-from agent.server.log import allocation_line
 from agent.server.outcomes import OutcomeReporter
 from agent.server.pod_records import details
 from agent.server.queue import SerialQueue, Turns

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from agent.pods import model
-from agent.server import log as logs
+from agent.server import log_output as logs
 from tests.agent.cli.shell import Shell, in_background
 from tests.agent.server.support import manifest
 from tests.agent.server.test_log import configuring

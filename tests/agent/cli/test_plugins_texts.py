@@ -12,7 +12,7 @@ import pytest
 
 from agent.cli.main import run_command
 from agent.rpc import CallError
-from agent.server import log as logs
+from agent.server import log_output as logs
 from tests.agent.cli.test_others_texts import EVIL, LONGEST, demand_lines
 from tests.agent.server.support import in_loop, manifest, running
 from tests.agent.server.test_device_plugins import directory, registered

@@ -10,7 +10,7 @@ from urllib.request import urlopen
 
 from agent.cli.main import run_command
 from agent.cluster.nri.events import NriEvent
-from agent.server import log as logs
+from agent.server import log_output as logs
 from tests.agent.cli.test_others_texts import ANNOTATIONS, EVIL, LONGEST, demand_lines
 from tests.agent.cluster.test_cluster import Cluster, amounts, container, pod, put, whole
 from tests.agent.server.test_log import configuring

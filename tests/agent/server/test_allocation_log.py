@@ -6,13 +6,13 @@ from typing import Any
 from agent.managers.admission import admit
 from agent.managers.allocation import ContainerAllocation, Isolation, MemoryBlock, PodAllocation
 from agent.pods.model import ContainerKind, QosClass
-from agent.server.log import (
+from agent.server.allocation_log import (
     BYTES_LOGGED,
     DEVICES_LOGGED,
-    ITEMS_LOGGED,
     allocation_fields,
     allocation_line,
 )
+from agent.server.log import ITEMS_LOGGED
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import app, guaranteed, pod

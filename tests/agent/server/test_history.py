@@ -19,7 +19,8 @@ from agent.config.agent import HistoryConfig
 from agent.managers.policy import TopologyManagerPolicy
 from agent.managers.registry import MANAGERS
 from agent.server import metrics as names
-from agent.server.events import LONGEST_MESSAGE, QUEUE_LENGTH, Events, HistoryRecorder
+from agent.server.events import QUEUE_LENGTH, Events
+from agent.server.history_recorder import LONGEST_MESSAGE, HistoryRecorder
 from agent.server.metrics import Counters
 from agent.state.history import HISTORY_NAME, HistoryBounds, HistoryQuery, HistoryStore
 from cgroupfs.state import Writer

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from agent.server import log as logs
-from agent.server.events import operation
-from agent.server.log import FIELDS, JournalHandler
+from agent.server import log_output as logs
+from agent.server.log_output import FIELDS, JournalHandler
+from agent.server.operations import operation
 from systemd.journal import Journal, encoded
 from tests.agent.server.test_log import configuring
 from tests.fakes.journal import FakeJournal, fake_journal

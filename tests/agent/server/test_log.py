@@ -10,9 +10,9 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from agent.server import log as logs
-from agent.server.events import current_operation, operation
+from agent.server import log_output as logs
 from agent.server.log import COUNTING_SECONDS, LimitedLog
+from agent.server.operations import current_operation, operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

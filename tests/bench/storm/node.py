@@ -28,7 +28,7 @@ from agent.config.agent import AgentConfig, MetricsConfig
 from agent.config.cluster import BesideKubeletConfig
 from agent.config.model import CgroupDriver, Config
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy, TopologyManagerScope
-from agent.server import log as logs
+from agent.server import log_output as logs
 from agent.server.memory import settle_memory
 from agent.server.plugs import Fakes
 from agent.server.service_manager import ServiceManager
