@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from agent.clock import Clock
     from agent.pods.model import GivenDevices
-    from agent.server.metrics import Counters
+    from agent.server.counters import Counters
     from agent.state.history import HistoryQuery, HistoryStore
 
 log = structlog.get_logger(__name__)

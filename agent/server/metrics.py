@@ -1,22 +1,17 @@
-"""The service's metrics: full name, type, labels and meaning; those of managers stand with them.
+"""The table of the service's metrics: full name, type, labels, meaning, and buckets.
 
-`agent.managers.decision.Decision.counters` uses `name` and the label values in the order of
-`labels`. The `kubelet_` and `resource_manager_` metrics keep the names, types, labels and buckets
-of the kubelet (subsystem `kubelet`; KEP-5526 for `resource_manager_`), so that dashboards carry
-over; where a kubelet renamed one, the exposition has the names of `agent.metrics.names`.
-
-`Counters` and `Histogram` hold what was counted since the start, by these names.
+Nothing is counted here (`agent.server.counters`). The metrics of a resource manager stand with the
+manager, those of decisions in `agent.managers.metrics`, those of device plugins in
+`agent.devices.plugin_limits`; `all_of` returns all of them. The `kubelet_` and `resource_manager_`
+metrics keep the names, types, labels and buckets of the kubelet (subsystem `kubelet`; KEP-5526 for
+`resource_manager_`), so that dashboards carry over. `docs/metrics.md` is the reference.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from itertools import accumulate, product
+from itertools import product
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
-
-from agent.config.agent import METRIC_NAMES
 from agent.devices.plugin_limits import (
     ALLOCATION_DURATION,
     CALLS,
@@ -38,15 +33,13 @@ from agent.managers.metrics import (
 from agent.reconcile.diff import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from agent.managers.metrics import CounterKey
     from agent.managers.resource_manager import ResourceManager
-    from agent.managers.versions import KubernetesVersion
 
 
 CAUSES: Final = tuple(str(cause) for cause in Cause)
-#: One more reason is added for each other resource at its first rejection.
+#: The known reasons; a rejection for lack of another resource adds one (`out_of`).
 REASONS: Final = (*map(str, Reason), *map(out_of, ("cpu", "memory", "pods")))
 
 
@@ -287,8 +280,8 @@ HISTORY_LOST: Final = counter(
     reason=("disk", "queue", "size", "torn"),
 )
 
-#: What becomes of a request to the API server (`agent.cluster.api_server.Outcome`, which is
-#: imported only where something is published).
+#: The results of a request to the API server, as of `agent.cluster.api_server.Outcome`, which is
+#: imported only where something is published.
 _API_RESULTS: Final = (
     "done",
     "credentials",
@@ -306,7 +299,7 @@ TOPOLOGY_PUBLICATIONS: Final = counter(
     "Attempts to publish the NodeResourceTopology (agent.kubernetes.publishTopology).",
     result=_API_RESULTS,
 )
-#: The requests of a runtime that are subscribed to (`agent.cluster.nri.events`).
+#: The requests of a runtime that the agent subscribes to (`agent.cluster.nri.events`).
 _RUNTIME_METHODS: Final = (
     "Synchronize",
     "RunPodSandbox",
@@ -389,7 +382,7 @@ SERVICE_COUNTERS: Final = (
     POD_RESOURCES_GET_ALLOCATABLE,
     POD_RESOURCES_GET_ERRORS,
 )
-#: The counters of device plugins; their labels are resources, known once a plugin registered.
+#: The counters of device plugins; their labels are resources, known once a plugin has registered.
 PLUGIN_COUNTERS: Final = (REGISTRATIONS, CALLS, IGNORED_PREFERENCES)
 HISTOGRAMS: Final = (
     TOPOLOGY_ADMISSION_DURATION,
@@ -436,7 +429,7 @@ GAUGES: Final = (
 def expected(
     offered: Iterable[str], plugins: Iterable[str]
 ) -> Iterator[tuple[MetricSpec, tuple[str, ...]]]:
-    """Yield the counters' label values that become known with a resource, each with its metric.
+    """Yield the samples of counters that are known once a resource is known.
 
     `offered` are the resources that pods can ask for, `plugins` those of device plugins.
     """
@@ -451,152 +444,15 @@ def expected(
 
 def counters_of(managers: Iterable[ResourceManager]) -> tuple[MetricSpec, ...]:
     """Return all counters: of decisions, the service, device plugins and these managers."""
-    own = (metric for manager in managers for metric in manager.counters)
-    return (*DECISION_COUNTERS, *SERVICE_COUNTERS, *PLUGIN_COUNTERS, *own)
+    of_managers = (metric for manager in managers for metric in manager.counters)
+    return (*DECISION_COUNTERS, *SERVICE_COUNTERS, *PLUGIN_COUNTERS, *of_managers)
 
 
 def gauges_of(managers: Iterable[ResourceManager]) -> tuple[MetricSpec, ...]:
-    """Return all gauges: those of every manager and of the service, and of these managers."""
+    """Return all gauges: of the service, and of these managers."""
     return (*GAUGES, *(metric for manager in managers for metric in manager.gauges))
 
 
 def all_of(managers: Sequence[ResourceManager]) -> tuple[MetricSpec, ...]:
     """Return all metrics of an agent with these resource managers."""
     return (*counters_of(managers), *HISTOGRAMS, *gauges_of(managers))
-
-
-TOTAL: Final = "_total"
-#: The most label values of one counter. A pod can ask for a resource of any name, and the reason of
-#: its rejection names it: without a limit, every new name would be a series for ever.
-MOST_SERIES: Final = 1000
-#: What label values beyond the limit are counted as.
-OTHER: Final = "other"
-
-
-class UnknownCounterError(LookupError):
-    """A counter that the table of names does not have, or with other labels."""
-
-    def __init__(self, name: str, labels: tuple[str, ...]) -> None:
-        super().__init__(f"no counter {name} with {len(labels)} label values: {labels}")
-
-
-class Counters:
-    """Every counter of the table; those whose label values are known start at 0."""
-
-    def __init__(
-        self,
-        managers: Iterable[ResourceManager],
-        versions: Collection[KubernetesVersion] = METRIC_NAMES,
-    ) -> None:
-        self._versions = versions
-        self._metrics = {metric.name: metric for metric in counters_of(managers)}
-        self._values: dict[str, dict[tuple[str, ...], int]] = {
-            metric.name: dict.fromkeys(metric.initial(), 0) for metric in self._metrics.values()
-        }
-
-    def add(self, metric: MetricSpec, *labels: str, by: int = 1) -> None:
-        """Increment one sample; raises `UnknownCounterError`."""
-        self.add_key((metric.name, labels), by)
-
-    def expect(self, metric: MetricSpec, labels: tuple[str, ...]) -> None:
-        """Export one sample from now on, as 0 unless it was incremented already."""
-        self._values[metric.name].setdefault(labels, 0)
-
-    def add_key(self, key: CounterKey, by: int) -> None:
-        """Increment the sample of a decision's key; raises `UnknownCounterError`."""
-        name, labels = key
-        metric = self._metrics.get(name)
-        if metric is None or len(labels) != len(metric.labels):
-            raise UnknownCounterError(name, labels)
-        values = self._values[name]
-        if labels not in values and len(values) >= MOST_SERIES:
-            labels = (OTHER,) * len(labels)
-        values[labels] = values.get(labels, 0) + by
-
-    def add_all(self, increments: Mapping[CounterKey, int]) -> None:
-        """Increment what one decision caused."""
-        for key, by in increments.items():
-            self.add_key(key, by)
-
-    def value(self, metric: MetricSpec, *labels: str) -> int:
-        """Return one sample; 0 when it was never incremented."""
-        return self._values[metric.name].get(labels, 0)
-
-    def families(self) -> Iterator[Metric]:
-        """Yield every counter as a metric family of the Prometheus library."""
-        for metric in self._metrics.values():
-            for name in _exported(metric, self._versions):
-                yield _counter_family(metric, name, self._values[metric.name])
-
-
-def _exported(metric: MetricSpec, versions: Collection[KubernetesVersion]) -> Iterator[str]:
-    """Yield the names under which a metric is exported."""
-    later = {version.rules.manager_metrics_name_kubelet for version in versions}
-    if False in later or not metric.later_name:
-        yield metric.name
-    if True in later and metric.later_name:
-        yield metric.later_name
-
-
-def _counter_family(metric: MetricSpec, name: str, values: Mapping[tuple[str, ...], int]) -> Metric:
-    if name.endswith(TOTAL):
-        family: Metric = CounterMetricFamily(name, metric.help)
-    else:
-        # The library's counters always end in _total; the kubelet has some that do not.
-        family = Metric(name, metric.help, "counter")
-    for labels, value in values.items():
-        family.add_sample(name, dict(zip(metric.labels, labels, strict=True)), value)
-    return family
-
-
-class Histogram:
-    """Observations of one metric, counted by its buckets for each combination of labels."""
-
-    def __init__(self, metric: MetricSpec) -> None:
-        self._metric = metric
-        self._observed: dict[tuple[str, ...], _Observations] = {}
-        if not metric.labels:
-            self._observed[()] = _Observations(metric.buckets)
-
-    def observe(self, value: float, *labels: str) -> None:
-        """Count one observation, in the metric's unit; raises `UnknownCounterError`."""
-        if len(labels) != len(self._metric.labels):
-            raise UnknownCounterError(self._metric.name, labels)
-        found = self._observed.get(labels)
-        if found is None:
-            found = self._observed[labels] = _Observations(self._metric.buckets)
-        found.add(value)
-
-    def expect(self, *labels: str) -> None:
-        """Export these labels from now on, without an observation unless there was one already."""
-        self._observed.setdefault(labels, _Observations(self._metric.buckets))
-
-    @property
-    def count(self) -> int:
-        """How many observations there were, with any labels."""
-        return sum(sum(observations.counts) for observations in self._observed.values())
-
-    def family(self) -> Metric:
-        """Return the histogram as a metric family of the Prometheus library."""
-        family = HistogramMetricFamily(
-            self._metric.name, self._metric.help, labels=self._metric.labels
-        )
-        for labels, observations in self._observed.items():
-            family.add_metric(labels, observations.cumulative(), observations.sum)
-        return family
-
-
-class _Observations:
-    def __init__(self, buckets: tuple[float, ...]) -> None:
-        self.counts = [0] * (len(buckets) + 1)
-        self.sum = 0.0
-        self._buckets = buckets
-
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self._buckets, value)] += 1
-        self.sum += value
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        """Return for each upper bound how many observations were not above."""
-        bounds = (*(f"{bound:g}" for bound in self._buckets), "+Inf")
-        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))

@@ -9,12 +9,12 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from agent.server.gauges import CONTENT_TYPE
+from agent.server.exposition import CONTENT_TYPE
 from agent.server.http import Response, Routes
 
 if TYPE_CHECKING:
     from agent.progress import Progress
-    from agent.server.gauges import Metrics
+    from agent.server.exposition import Metrics
     from agent.server.http import Request
     from agent.server.queue import SerialQueue
     from agent.server.state import AgentState

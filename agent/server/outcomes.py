@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from agent.managers.quality import Intrusion
     from agent.reconcile.report import EnforcementReport
+    from agent.server.counters import Counters
     from agent.server.events import Events
-    from agent.server.metrics import Counters
     from agent.server.state import AgentState
 
 log = structlog.get_logger(__name__)

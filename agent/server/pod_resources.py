@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agent.managers.metrics import MetricSpec
     from agent.managers.versions import KubernetesVersion
     from agent.rpc import Handler, Message, MessageClass
-    from agent.server.metrics import Counters
+    from agent.server.counters import Counters
     from agent.server.state import AgentState
 
 

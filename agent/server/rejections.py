@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision
     from agent.pods.model import Named, Pod
+    from agent.server.counters import Counters
     from agent.server.errors import InvalidManifestError
     from agent.server.events import Events
-    from agent.server.metrics import Counters
     from agent.server.state import AgentState
     from agent.yaml import Mistake
 

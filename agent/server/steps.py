@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from agent.managers.allocation import PodAllocation
     from agent.reconcile.diff import Difference
     from agent.reconcile.target import Desired
-    from agent.server.gauges import Metrics
+    from agent.server.exposition import Metrics
     from agent.server.kernel import KernelEnforcement
     from agent.server.queue import Worker
     from agent.server.state import AgentState

@@ -39,7 +39,7 @@ from agent.runtimes import RuntimeFiles
 from agent.server.configured import situate
 from agent.server.controller import Controller
 from agent.server.errors import StartError, missing_extra
-from agent.server.gauges import Metrics
+from agent.server.exposition import Metrics
 from agent.server.governing import Governor, governed_at_start
 from agent.server.handlers import Api
 from agent.server.history_recorder import HistoryRecorder

@@ -34,7 +34,7 @@ from agent.server.errors import (
     PodRemovedError,
     SourcePodError,
 )
-from agent.server.gauges import Metrics
+from agent.server.exposition import Metrics
 from agent.server.intake import PodIntake, SourceAdmissions
 from agent.server.kernel import KernelEnforcement
 from agent.server.limits import Caller

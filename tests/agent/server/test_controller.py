@@ -37,7 +37,7 @@ from agent.server.admissions import LONGEST_GROUP, MOST_AT_ONCE
 from agent.server.configured import ConfiguredHost
 from agent.server.controller import Controller
 from agent.server.errors import CheckpointFailedError
-from agent.server.gauges import Metrics
+from agent.server.exposition import Metrics
 from agent.server.kernel import KernelEnforcement
 from agent.server.limits import Caller
 from agent.server.queue import Worker, called_by

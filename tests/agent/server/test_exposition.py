@@ -21,8 +21,8 @@ from agent.managers.policy import NodeFit
 from agent.managers.registry import MANAGERS
 from agent.managers.versions import KubernetesVersion
 from agent.server import metrics as names
-from agent.server.gauges import Metrics
-from agent.server.metrics import MOST_SERIES, Counters, Histogram, UnknownCounterError
+from agent.server.counters import MOST_SERIES, Counters, Histogram, UnknownCounterError
+from agent.server.exposition import Metrics
 from tests.agent.server.test_gauges import RULES, reading
 
 

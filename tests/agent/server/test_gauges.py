@@ -33,17 +33,11 @@ from agent.managers.registry import MANAGERS
 from agent.managers.rules import EffectivePolicy
 from agent.pods.manifest import load_pod
 from agent.pods.model import ContainerKind, QosClass, Quality
-from agent.server import gauges as allocations
+from agent.server import allocation_samples as allocations
 from agent.server import metrics as names
+from agent.server.allocation_samples import LONGEST_LIST, AllocationSamples, shared_cores
 from agent.server.conditions import ConditionType
-from agent.server.gauges import (
-    LONGEST_LIST,
-    AllocationSamples,
-    GaugeInput,
-    families,
-    samples,
-    shared_cores,
-)
+from agent.server.gauges import GaugeInput, families, samples
 from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.api.maps import occupied_hosts

@@ -19,9 +19,9 @@ from agent.config.agent import HistoryConfig
 from agent.managers.policy import TopologyManagerPolicy
 from agent.managers.registry import MANAGERS
 from agent.server import metrics as names
+from agent.server.counters import Counters
 from agent.server.events import QUEUE_LENGTH, Events
 from agent.server.history_recorder import LONGEST_MESSAGE, HistoryRecorder
-from agent.server.metrics import Counters
 from agent.state.history import HISTORY_NAME, HistoryBounds, HistoryQuery, HistoryStore
 from cgroupfs.state import Writer
 from sysfs.mask import Mask

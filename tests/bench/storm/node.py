@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable
 
     from agent.server.controller import Controller
+    from agent.server.counters import Histogram
     from agent.server.lifecycle import Service
-    from agent.server.metrics import Histogram
     from sysfs.host import Host
     from systemd.bus import Systemd
 
