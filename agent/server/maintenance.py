@@ -1,7 +1,9 @@
 """Cordons: what an operator takes out of use before maintenance, and what a drain would need.
 
-`cordon` and `uncordon` are actions of the controller's queue. All of it is answered with the
-documents of cordons and of a drain.
+In goes a target in words, such as `4-7`, `core:2` or `node:1`. Out come documents of cordons and of
+a drain. `cordon` and `uncordon` run in a turn of the line: they save the cordons, decide by them
+from then on, and enforce the shared pool. A cordon ends no pod and takes nothing that a pod has
+exclusively. `drain_plan` changes nothing.
 """
 
 from __future__ import annotations
@@ -55,8 +57,9 @@ async def cordon(steps: Steps, request: CordonRequest) -> CordonsDocument:
     added = present(target_of(request.target, host), host, request.target)
     if why := _rejection(rules, state.ledger, added):
         raise CordonRejectedError(added, why)
-    again = (each.since for each in state.durable.cordons if each.cordon == added)
-    entry = CordonEntry(added, request.reason, next(again, steps.clock.time()))
+    # A cordon that is there already keeps its time.
+    times = (entry.since for entry in state.durable.cordons if entry.cordon == added)
+    entry = CordonEntry(added, request.reason, next(times, steps.clock.time()))
 
     def report() -> None:
         cordoned = str(state.configured.rules.cordoned_cpus)
@@ -64,7 +67,7 @@ async def cordon(steps: Steps, request: CordonRequest) -> CordonsDocument:
         why = f" ({request.reason})" if request.reason else ""
         steps.publish("Cordoned", message=f"{added}{why}")
 
-    return await _take(steps, state.durable.cordons.with_entry(entry), report)
+    return await _take_effect(steps, state.durable.cordons.with_entry(entry), report)
 
 
 async def uncordon(steps: Steps, request: CordonRequest) -> CordonsDocument:
@@ -73,43 +76,30 @@ async def uncordon(steps: Steps, request: CordonRequest) -> CordonsDocument:
     Raises `CordonTargetError`, `NotCordonedError`, `CheckpointFailedError`.
     """
     state, cordons = steps.state, steps.state.durable.cordons
-    asked, nodes = target_of(request.target, state.configured.host), cordons.total.nodes
+    target, nodes = target_of(request.target, state.configured.host), cordons.total.nodes
     of_nodes = state.configured.rules.machine.cpus.cpus_in_nodes(nodes)
-    if inside := (asked.cpus & of_nodes) - cordons.total.cpus:
+    if inside := (target.cpus & of_nodes) - cordons.total.cpus:
         found = f"CPUs {inside} are cordoned with their node; uncordon node:{nodes} as a whole"
         raise CordonTargetError(request.target, found)
-    left = cordons.without(asked)
-    if left == cordons:
-        raise NotCordonedError(asked, cordons.total)
-    ended = Cordon(asked.cpus & cordons.total.cpus, asked.nodes & cordons.total.nodes)
+    remaining = cordons.without(target)
+    if remaining == cordons:
+        raise NotCordonedError(target, cordons.total)
+    ended = Cordon(target.cpus & cordons.total.cpus, target.nodes & cordons.total.nodes)
 
     def report() -> None:
-        # There may be room now for what was rejected.
+        # A rejected pod may fit now.
         state.observed.releases += 1
         cordoned = str(state.configured.rules.cordoned_cpus)
         log.info("uncordoned", target=str(ended), cordoned=cordoned)
         steps.publish("Uncordoned", message=str(ended))
 
-    return await _take(steps, left, report)
-
-
-async def _take(steps: Steps, cordons: Cordons, report: Callable[[], None]) -> CordonsDocument:
-    """Save the cordons, decide by them from then on, enforce the shared pool, and report."""
-    state = steps.state
-    rules = with_cordon(state.configured.rules, cordons.total)
-    configured = replace(state.configured, rules=rules)
-    await steps.commit(replace(state.durable, cordons=cordons))
-    state.configured = configured
-    outcome = await steps.enforce_pool()
-    failed = await steps.after_save(report)
-    return cordons_document(state, details((*outcome.remaining, *failed)))
+    return await _take_effect(steps, remaining, report)
 
 
 async def drain_plan(state: AgentState, target: str) -> DrainDocument:
     """Return which pods would have to end before a target is empty; changes nothing.
 
-    Each pod is tried in a turn of its own, so that no other request waits for more than one.
-    Raises `CordonTargetError`.
+    Other requests are served after each pod that is tried. Raises `CordonTargetError`.
     """
     rules, ledger, host = state.configured.rules, state.ledger, state.configured.host
     drained = present(target_of(target, host), host, target)
@@ -120,11 +110,22 @@ async def drain_plan(state: AgentState, target: str) -> DrainDocument:
     return _drain_document(plans[-1], rules, ledger, drained)
 
 
+def cordons_document(state: AgentState, differences: tuple[str, ...] = ()) -> CordonsDocument:
+    """Return all that is cordoned now, and the pods that still have something of it."""
+    rules = state.configured.rules
+    return CordonsDocument(
+        cordons=tuple(cordon_documents(state.durable.cordons)),
+        cpus=str(rules.cordoned_cpus),
+        shared_pool=str(state.shared_pool),
+        pods=tuple(_pods(state)),
+        differences=differences,
+    )
+
+
 def target_of(text: str, host: Host) -> Cordon:
     """Return the CPUs or nodes that a target names, whether the host has them or not.
 
-    Cores are those of the host, by their numbers on the map: the lowest CPU of each. Raises
-    `CordonTargetError`.
+    A core has the number that it has on the map: its lowest CPU. Raises `CordonTargetError`.
     """
     kind, colon, ids = text.strip().partition(":")
     try:
@@ -151,57 +152,59 @@ def target_of(text: str, host: Host) -> Cordon:
 
 
 def present(cordon: Cordon, host: Host, text: str) -> Cordon:
-    """Return a cordon that the host has, online or not; raises `CordonTargetError`."""
+    """Return the cordon if the host has all of it, online or not; raises `CordonTargetError`."""
     nodes = Mask.from_ids(node.id for node in host.nodes)
-    for what, asked, known in (
+    for kind, ids, present_ids in (
         ("CPU", cordon.cpus, host.online | host.offline),
         ("node", cordon.nodes, nodes),
     ):
-        if unknown := asked - known:
-            found = f"this host has no {what} {unknown}; it has {what}s {known}"
+        if missing := ids - present_ids:
+            found = f"this host has no {kind} {missing}; it has {kind}s {present_ids}"
             raise CordonTargetError(text, found)
     return cordon
 
 
-def _rejection(rules: EffectivePolicy, ledger: Ledger, cordon: Cordon) -> str:
-    """Return why a cordon would leave containers without exclusive CPUs no CPU, "" if it would not.
+async def _take_effect(
+    steps: Steps, cordons: Cordons, report: Callable[[], None]
+) -> CordonsDocument:
+    """Save the cordons, decide by them from then on, enforce the shared pool, and report."""
+    state = steps.state
+    rules = with_cordon(state.configured.rules, cordons.total)
+    configured = replace(state.configured, rules=rules)
+    await steps.commit(replace(state.durable, cordons=cordons))
+    state.configured = configured
+    outcome = await steps.enforce_pool()
+    failed = await steps.after_save(report)
+    return cordons_document(state, details((*outcome.remaining, *failed)))
 
-    What leaves none already does not get worse.
+
+def _rejection(rules: EffectivePolicy, ledger: Ledger, cordon: Cordon) -> str:
+    """Return why a cordon is rejected: it would leave shared containers no CPU; "" if it is not.
+
+    Where none is left to them already, a cordon makes nothing worse and is not rejected.
     """
-    beside = with_cordon(rules, rules.policy.cordon | cordon)
-    if uncordoned_shared_cpus(beside, ledger) or not uncordoned_shared_cpus(rules, ledger):
+    cordoned = with_cordon(rules, rules.policy.cordon | cordon)
+    if uncordoned_shared_cpus(cordoned, ledger) or not uncordoned_shared_cpus(rules, ledger):
         return ""
-    exclusive = exclusive_cpus(ledger) - beside.cordoned_cpus
+    exclusive = exclusive_cpus(ledger) - cordoned.cordoned_cpus
     others = f", and {exclusive} are allocated exclusively" if exclusive else ""
     return (
         "no CPU would be left for containers without exclusive CPUs: "
-        f"{beside.cordoned_cpus} would be cordoned{others}"
-    )
-
-
-def cordons_document(state: AgentState, differences: tuple[str, ...] = ()) -> CordonsDocument:
-    """Return all that is cordoned now, and the pods that still have something of it."""
-    rules = state.configured.rules
-    return CordonsDocument(
-        cordons=tuple(cordon_documents(state.durable.cordons)),
-        cpus=str(rules.cordoned_cpus),
-        shared_pool=str(state.shared_pool),
-        pods=tuple(_pods(state)),
-        differences=differences,
+        f"{cordoned.cordoned_cpus} would be cordoned{others}"
     )
 
 
 def _pods(state: AgentState) -> Iterator[CordonedPodDocument]:
     rules, cordon = state.configured.rules, state.durable.cordons.total
     for allocation in state.ledger.allocations.values() if cordon else ():
-        if found := used(rules, allocation, cordon):
+        if resources := used(rules, allocation, cordon):
             yield CordonedPodDocument(
                 uid=allocation.uid,
                 name=allocation.name,
                 namespace=allocation.namespace,
-                cpus=str(found.cpus),
-                nodes=str(found.nodes),
-                devices=dict(found.devices),
+                cpus=str(resources.cpus),
+                nodes=str(resources.nodes),
+                devices=dict(resources.devices),
             )
 
 

@@ -1,7 +1,8 @@
-"""The metrics listener: `/metrics`, `/healthz`, `/readyz`, all read-only.
+"""The routes of the metrics listener: `/metrics`, `/healthz`, `/readyz`, all read-only.
 
-Any process on the host may send requests at any rate, so one rendering of the metrics serves all
-requests within a second unless the queue finished an action meanwhile.
+In goes the state; out come metrics as text, and `ok` or one line that says why not. Any process on
+the host may send requests at any rate: one text serves all scrapes within a second, unless an
+action was finished meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from agent.server.queue import SerialQueue
     from agent.server.state import AgentState
 
-#: How long a rendering is reused if no action was finished, in seconds.
+#: How long a text is served again if no action was finished, in seconds.
 RENDERED_SECONDS: Final = 1.0
 
 
@@ -37,9 +38,11 @@ class Monitoring:
         self._progress = progress
         self._state = state
         self._queue = queue
-        self._rendered = b""
-        self._rendered_until = float("-inf")
-        self._rendered_after = 0
+        self._text = b""
+        #: The monotonic time up to which the text is served, in seconds.
+        self._valid_until = float("-inf")
+        #: How many actions were finished when the text was made.
+        self._finished = 0
 
     def routes(self) -> Routes:
         """Return the routes."""
@@ -56,11 +59,11 @@ class Monitoring:
 
     async def _get_metrics(self, _request: Request) -> Response:
         now, finished = self._progress.clock.monotonic(), self._queue.finished
-        if now >= self._rendered_until or finished != self._rendered_after:
-            self._rendered = self._metrics.render(self._state.reading())
-            self._rendered_until = now + RENDERED_SECONDS
-            self._rendered_after = finished
-        return Response(self._rendered, content_type=CONTENT_TYPE)
+        if now >= self._valid_until or finished != self._finished:
+            self._text = self._metrics.render(self._state.reading())
+            self._valid_until = now + RENDERED_SECONDS
+            self._finished = finished
+        return Response(self._text, content_type=CONTENT_TYPE)
 
     async def _get_health(self, _request: Request) -> Response:
         return _verdict(self._progress.failure())

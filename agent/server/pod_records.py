@@ -1,7 +1,8 @@
 """Records of pods for reporting, kept in memory; decisions do not use them.
 
-In go explanations, rejections, and what comparisons found of pods: what is not enforced, which
-containers run. Out comes what is known of a pod now, also of one that was rejected.
+In go explanations, rejections, and what comparisons observed of pods: what is not enforced, which
+containers run. Out comes what is recorded of a pod, admitted or rejected. A pod that a comparison
+did not observe keeps its record as it was. Rejections are bounded (`REJECTIONS_KEPT`).
 """
 
 from __future__ import annotations
@@ -28,64 +29,72 @@ if TYPE_CHECKING:
     from agent.reconcile.report import CgroupReports, EnforcementReport
 
 
-#: How many rejected or invalid pods are kept for queries.
+#: The most rejected or invalid pods that are kept for queries.
 REJECTIONS_KEPT: Final = 64
-#: How long containers may be without processes in their cgroups before they count as not found, in
-#: seconds: long enough to be started by hand, and to be restarted.
+#: How long a container may be without a process in its cgroup before it counts as not found, in
+#: seconds: long enough to start it by hand, and to restart it.
 STARTING_SECONDS: Final = 60.0
 
 
 class Absence(StrEnum):
     """Why containers of a pod have no cgroup with processes."""
 
-    #: They are given time (`STARTING_SECONDS`), or an init container of the pod still runs.
+    #: `STARTING_SECONDS` are not over, or an init container of the pod still runs.
     STARTING = "starting"
     #: No container of the pod was found since it was admitted, or since the agent started.
     NOT_STARTED = "not started"
-    #: Others of the pod, or they themselves, were found: they ended, or run outside of the pod.
+    #: A container of the pod was found before: these have ended, or run outside of the pod.
     NOT_FOUND = "not found"
 
 
 class PodRecord(Struct):
-    """The explanation of a pod's allocation, and what of it is not enforced.
-
-    `running` are the names of its containers whose cgroups were found. `not_found` are those that
-    are to run and were found in no cgroup for `STARTING_SECONDS`, `absence` says why ("": all were
-    found). `since` has the monotonic time since which each was not found, in seconds.
-    """
+    """The explanation of a pod's allocation, and what comparisons observed of the pod."""
 
     explanation: ExplanationDocument | None = None
+    #: What the kernel does not enforce of the pod.
     unenforced: tuple[Difference, ...] = ()
+    #: The names of the containers that have a cgroup with processes.
     running: frozenset[str] = frozenset()
+    #: The names of the lasting containers that were in no cgroup for `STARTING_SECONDS`.
     not_found: tuple[str, ...] = ()
+    #: Why lasting containers do not run (`Absence`), "" if all do.
     absence: str = ""
+    #: The monotonic time since which each of the others does not run, by name, in seconds.
     since: dict[str, float] = field(default_factory=dict)
+    #: Whether a container of the pod was ever found.
     started: bool = False
-    #: The allocation all of whose lasting containers, and no other, ran when that was last noted.
+    #: The allocation whose lasting containers, and no others, ran at the last comparison; None if
+    #: they did not.
     all_run: PodAllocation | None = None
 
     def note_running(
         self, allocation: PodAllocation, running: Iterable[str], alike: int, now: float
     ) -> None:
-        """Take over which containers have a cgroup with processes.
+        """Take over which containers have a cgroup with processes; `now` is monotonic.
 
-        So many more `alike` do: all containers of the pod have the same settings, so that it does
-        not matter which of them these are.
+        `running` are the names of those that were told apart. `alike` is the number of further
+        cgroups of containers with the same settings: which is whose does not matter. The steps:
+
+        1. As many containers as there are cgroups `alike` count as running.
+        2. While an init container runs, the time of containers that do not run yet does not count.
+        3. An overdue container is not found, if users start the containers of this pod.
         """
-        found = set(running)
-        if self.all_run is allocation and found == self.running:
+        names = set(running)
+        if self.all_run is allocation and names == self.running:
             return  # nearly every pod, in each comparison
-        missing = [each.name for each in allocation.lasting if each.name not in found]
-        found.update(missing[:alike])
+        # 1.
+        lasting = [container.name for container in allocation.lasting]
+        missing = [name for name in lasting if name not in names]
+        names.update(missing[:alike])
         missing = missing[alike:]
-        self.running = frozenset(found)
-        self.started = self.started or bool(found)
-        before = found - {each.name for each in allocation.lasting}
-        self.all_run = None if missing or before else allocation
-        if before:  # an init container still runs
-            self.since = dict.fromkeys(missing, now)
-        else:
-            self.since = {name: self.since.get(name, now) for name in missing}
+        self.running = frozenset(names)
+        self.started = self.started or bool(names)
+        # 2.
+        initializing = not names.issubset(lasting)
+        self.all_run = None if missing or initializing else allocation
+        former = {} if initializing else self.since
+        self.since = {name: former.get(name, now) for name in missing}
+        # 3.
         overdue = [name for name in missing if now - self.since[name] >= STARTING_SECONDS]
         self.not_found = tuple(overdue) if _is_started_here(allocation) else ()
         self.absence = ""
@@ -101,30 +110,35 @@ class PodRecord(Struct):
 
 
 class RejectedPod(Struct, frozen=True):
-    """A rejected or invalid pod: its status, who asked for it and, if decided, pod and answer."""
+    """A rejected or invalid pod."""
 
     status: FailedPodDocument
+    #: Who asked for the pod.
     source: Source
+    #: The answer and the pod, if it was valid and this agent decided on it.
     answer: AdmissionDocument | None = None
     pod: Pod | None = None
 
 
 class PodRecords(Struct):
-    """The records of all admitted pods by uid, and the latest rejections."""
+    """The records of all admitted pods, and the latest rejections."""
 
+    #: By uid.
     pods: dict[str, PodRecord] = field(default_factory=dict)
+    #: By `_key`, the oldest first.
     rejections: OrderedDict[str, RejectedPod] = field(default_factory=OrderedDict)
+    #: The uids of the pods with `unenforced` differences.
     _unenforced: set[str] = field(default_factory=set)
-    #: The cgroups and the pods by which all containers ran, and no other, when that was last noted:
-    #: as long as both are the same, there is nothing to note.
+    #: The cgroups and the pods of the last comparison in which the lasting containers of all pods
+    #: ran, and no others: as long as both are the same objects, there is nothing to note.
     _all_run: tuple[CgroupReports | None, Mapping[str, PodAllocation] | None] = (None, None)
 
     def of(self, uid: str) -> PodRecord:
-        """Return the record of a pod; a restored pod gets a new record."""
-        found = self.pods.get(uid)
-        if found is None:
-            found = self.pods[uid] = PodRecord()
-        return found
+        """Return the record of a pod; a pod without one, such as a restored pod, gets a new one."""
+        record = self.pods.get(uid)
+        if record is None:
+            record = self.pods[uid] = PodRecord()
+        return record
 
     def forget(self, uid: str) -> None:
         """Drop the record of a pod."""
@@ -147,14 +161,13 @@ class PodRecords(Struct):
         return self.rejections.get(uid) if uid else None
 
     def failed_pods(self) -> tuple[FailedPodDocument, ...]:
-        """Return the status of each, without the full reasons: these are in the pod's document."""
-        statuses = (each.status for each in self.rejections.values())
+        """Return all statuses, without the full reasons: these are in the pod's document."""
+        statuses = (rejection.status for rejection in self.rejections.values())
         return tuple(replace(status, rejection=None, explanation=None) for status in statuses)
 
-    def forget_rejections(self, gone: Callable[[RejectedPod], bool]) -> None:
-        """Drop the status of all pods for which `gone` is true."""
-        over = [key for key, rejection in self.rejections.items() if gone(rejection)]
-        for key in over:
+    def forget_rejections(self, outdated: Callable[[RejectedPod], bool]) -> None:
+        """Drop the rejections for which `outdated` is true."""
+        for key in [key for key, rejection in self.rejections.items() if outdated(rejection)]:
             del self.rejections[key]
 
     def note_unenforced(
@@ -165,25 +178,25 @@ class PodRecords(Struct):
     ) -> Mapping[str, tuple[Difference, ...]]:
         """Store what is not enforced now, by pod uid; return the pods for which this changed.
 
-        Pods that are not `admitted` are left out. `compared` are the pods that were looked at, None
+        Pods that are not `admitted` are left out. `compared` are the pods that were observed, None
         if all were: what the others lack stays as it was.
         """
-        found = {uid: differing for uid, differing in unenforced.items() if uid in admitted}
+        present = {uid: lacking for uid, lacking in unenforced.items() if uid in admitted}
         news = {
-            uid: differing
-            for uid, differing in found.items()
-            if details(differing) != details(self.of(uid).unenforced)
+            uid: lacking
+            for uid, lacking in present.items()
+            if details(lacking) != details(self.of(uid).unenforced)
         }
-        over = self._unenforced if compared is None else self._unenforced & compared
-        for uid in over - found.keys():
+        former = self._unenforced if compared is None else self._unenforced & compared
+        for uid in former - present.keys():
             self.of(uid).unenforced = ()
-        for uid, differing in found.items():
-            self.of(uid).unenforced = differing
-        self._unenforced = self._unenforced - over | found.keys()
+        for uid, lacking in present.items():
+            self.of(uid).unenforced = lacking
+        self._unenforced = self._unenforced - former | present.keys()
         return MappingProxyType(news)
 
     def add_unenforced(self, difference: Difference) -> None:
-        """Store one more thing that is not enforced of a pod, until the pod is compared again."""
+        """Store one more difference of a pod, until the pod is compared again."""
         record = self.of(difference.pod)
         record.unenforced = (*record.unenforced, difference)
         self._unenforced.add(difference.pod)
@@ -192,26 +205,25 @@ class PodRecords(Struct):
         self, outcome: EnforcementReport, admitted: Mapping[str, PodAllocation], now: float
     ) -> None:
         """Take over which containers of the observed pods have a cgroup; `now` is monotonic."""
-        cgroups, some = outcome.cgroups, outcome.pods
-        if not outcome.compared or (
-            some is None and cgroups is self._all_run[0] and admitted is self._all_run[1]
-        ):
+        cgroups, of_all = outcome.cgroups, outcome.pods is None
+        same = cgroups is self._all_run[0] and admitted is self._all_run[1]
+        if not outcome.compared or (of_all and same):
             return
         running, alike = cgroups.running, cgroups.alike
-        here = admitted if some is None else {u: admitted[u] for u in some & admitted.keys()}
-        all_run = some is None
-        for uid, allocation in here.items():
-            record = self.of(uid)
+        observed = admitted.keys() if outcome.pods is None else outcome.pods & admitted.keys()
+        all_run = of_all
+        for uid in observed:
+            allocation, record = admitted[uid], self.of(uid)
             record.note_running(allocation, running.get(uid, ()), alike.get(uid, 0), now)
             all_run = all_run and record.all_run is allocation
         self._all_run = (cgroups, admitted) if all_run else (None, None)
 
     def not_found(self) -> Mapping[str, int]:
-        """Return how many containers were not found, by `Absence`, none in their grace."""
-        count = Counter[str]()
+        """Return how many containers were not found, for each `Absence` but `STARTING`."""
+        counts = Counter[str]()
         for record in self.pods.values():
-            count[record.absence] += len(record.not_found)
-        return {each: count[each] for each in (Absence.NOT_STARTED, Absence.NOT_FOUND)}
+            counts[record.absence] += len(record.not_found)
+        return {absence: counts[absence] for absence in (Absence.NOT_STARTED, Absence.NOT_FOUND)}
 
     def differences(self) -> Iterator[Difference]:
         """Yield what is not enforced of all pods."""
@@ -225,10 +237,10 @@ class PodRecords(Struct):
 
 
 def _is_started_here(allocation: PodAllocation) -> bool:
-    """Return whether users start the pod's containers, and it stays admitted without them.
+    """Return whether users start the pod's containers, and the pod stays admitted without them.
 
-    A kubelet starts its pods' containers in their cgroups itself, later or never, and not again
-    what is complete. Other pods end by themselves when they are not started
+    A kubelet starts the containers of its pods itself, later or never, and does not start again
+    what is complete. A pod that ends with its processes or its unit ends when it is not started
     (`agent.server.endings`).
     """
     kubelet = allocation.source is not None and allocation.source.name == KUBELET
@@ -241,8 +253,8 @@ def details(differences: Iterable[Difference]) -> tuple[str, ...]:
 
 
 def _key(status: FailedPodDocument) -> str:
-    """Return the key of a rejected pod: the uid, else source and name as far as known.
+    """Return the key of a rejected pod: its uid, else its source and name, if it has a name.
 
-    A uid contains no space.
+    The two cannot be the same: a uid contains no space.
     """
     return status.uid or f"{status.source} {status.namespace}/{status.name}"

@@ -1,8 +1,11 @@
-"""The steps that the controller's actions are made of: save, enforce, note what came of it.
+"""The steps that the controller's actions are made of: save, enforce, report.
 
-One rule for what fails. Before the save, and in it: nothing was changed, and the caller gets the
-error. After the save the change has happened, whatever fails: the next step is done all the same,
-the caller gets the answer, and what failed is what the pods lack (`Steps.after_save`).
+In goes a new checkpoint, or pods whose allocation is saved; out comes what those pods lack. One
+rule says what an error means:
+
+- before the save, and in it: nothing was changed, and the caller gets the error;
+- after the save: the change has happened. The next step is done all the same, the caller gets the
+  answer, and what failed is what the pods lack (`Steps.after_save`).
 """
 
 from __future__ import annotations
@@ -48,16 +51,12 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: With so many free bytes a save is not tried out, whatever its size was last.
+#: With fewer free bytes than this the next save may fail, however small the last one was.
 LEAST_FREE: Final = 256 << 10
 
 
 class Steps:
-    """What all actions of the controller share, and the steps of a change.
-
-    `worker` makes the blocking calls of `kernel` and `store`, `queue` has the actions wait for each
-    other, `publish` publishes an event to all watchers of `events`.
-    """
+    """What all actions of the controller share, and the steps of a change."""
 
     def __init__(
         self,
@@ -71,35 +70,40 @@ class Steps:
         self.state = state
         self.metrics = metrics
         self.kernel = kernel
+        self.store = store
+        #: Makes the blocking calls of `kernel` and `store`.
         self.worker = worker
         self.clock = clock
+        #: The line in which actions wait for each other.
         self.queue = SerialQueue(state.parts.progress)
         dropped = partial(metrics.counters.add, names.EVENTS_DROPPED)
         self.events = Events(dropped, clock, state.parts.history)
         self.publish = self.events.publish
         self.outcomes = OutcomeReporter(state, metrics.counters, self.events, clock)
-        self.store = store
         #: With fewer free bytes the next save may fail.
         self._needed = LEAST_FREE
+        #: The callers of `observe`, of which one at a time waits for the worker.
         self._observing = Turns()
 
     async def observe(
         self, call: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs
     ) -> _Result:
-        """Run a blocking call that changes nothing, outside of the queue.
+        """Run a blocking call that changes nothing, outside of the line.
 
-        At most one waits for the worker, so that an action waits for one at most.
+        At most one such call waits for the worker, so that an action waits for one at most.
         """
         async with self._observing:
             return await self.worker.run(call, *args, **kwargs)
 
     async def commit(self, durable: Checkpoint) -> None:
-        """Save the state, then use it; raises `CheckpointFailedError` when nothing was changed.
+        """Save the state, then use it.
 
-        A failed save that left the previous checkpoint in place changes nothing. If the new
-        checkpoint is in place but perhaps not yet durable, memory and disk agree, so the change
-        takes effect. After any failure the next reconcile saves the state again, and status
-        reports the failure until a save succeeds.
+        1. If the save fails and the previous checkpoint is in place, nothing was changed:
+           `CheckpointFailedError` is raised.
+        2. If it fails and the new checkpoint is in place, but perhaps not durable yet, memory and
+           disk agree, and the change takes effect.
+        3. After any failure the status reports it, and the next comparison saves again, until a
+           save succeeds.
         """
         try:
             saving = self.worker.run(self.store.save, self.state.to_save(durable))
@@ -107,7 +111,7 @@ class Steps:
             self._needed = max(LEAST_FREE, 2 * size)
             self.state.observed.unsaved = None
         except CheckpointIOError as error:
-            # The same save is repeated from time to time; one line says so.
+            # A save of the same state is repeated from time to time; the first failure is logged.
             if durable is not self.state.durable or self.state.observed.unsaved != str(error):
                 log.error("checkpoint save failed", why=str(error), replaced=error.replaced)  # noqa: TRY400  # not a defect of the agent
             self._not_saved(error)
@@ -119,7 +123,7 @@ class Steps:
         self.state.durable = durable
 
     async def note(self, durable: Checkpoint) -> None:
-        """Use observed state, whether or not it can be saved now.
+        """Use a state that follows from an observation, and save it if that is possible now.
 
         An observation is a fact even if the save fails, and an older checkpoint only lists more
         than still exists.
@@ -135,8 +139,8 @@ class Steps:
     async def check_saving(self) -> None:
         """Report an unusable state directory or a full disk before the next change needs it.
 
-        State that could not be saved before is saved now. Where the file system seems to have no
-        room the state is saved as well: only that shows whether the next change can be saved.
+        A state that could not be saved before is saved now. So is a state where the file system
+        seems to have no room: only a save shows whether the next change can be saved.
         """
         try:
             await self.worker.run(self.store.check)
@@ -150,22 +154,18 @@ class Steps:
         if self.state.observed.unsaved is not None or free < self._needed:
             await self.save_again()
 
-    def _not_saved(self, error: Exception) -> None:
-        self.metrics.counters.add(names.CHECKPOINT_FAILURES)
-        self.state.observed.unsaved = str(error) or type(error).__name__
-
     async def after_save(
         self, step: Callable[[], Awaitable[None] | None], *uids: str
     ) -> tuple[Difference, ...]:
-        """Do a step of a saved change for some pods; return what they lack if it fails."""
+        """Do a step of a saved change for some pods; return what they lack if the step fails."""
 
-        async def take() -> None:
-            doing = step()
-            if doing is not None:
-                await doing
+        async def run_step() -> None:
+            awaitable = step()
+            if awaitable is not None:
+                await awaitable
 
         try:
-            await uncancelled(take())
+            await uncancelled(run_step())
         except EXPECTED as error:
             why = message_of(error)
             log.error("saved change not enforced", why=why, uids=uids)  # noqa: TRY400  # not a defect of the agent
@@ -177,31 +177,20 @@ class Steps:
         return self.outcomes.note_failure(why, uids)
 
     async def enforce_pods(self, *uids: str) -> None:
-        """Have the kernel enforce what saved pods are to have."""
+        """Have the kernel enforce saved allocations of pods."""
         await self._enforced(partial(self.kernel.enforce, self.state.target(), *uids), *uids)
 
     async def enforce_pool(self) -> EnforcementReport:
-        """Have the kernel enforce another shared pool, which is saved."""
+        """Have the kernel enforce the shared pool that follows from what is saved."""
         return await self._enforced(partial(self.kernel.enforce, self.state.target()))
-
-    async def _enforced(
-        self, call: Callable[[], EnforcementReport], *uids: str
-    ) -> EnforcementReport:
-        outcome = EnforcementReport(compared=False)
-
-        async def enforce() -> None:
-            nonlocal outcome
-            outcome = await self.worker.run(call)
-
-        failed = await self.after_save(enforce, *uids)
-        if not failed:
-            failed = await self.after_save(partial(self.outcomes.note, outcome), *uids)
-        return replace(outcome, differences=(*outcome.differences, *failed))
 
     async def end_pod(
         self, allocation: PodAllocation, target: Desired, replaced_by: str | None = None
     ) -> EnforcementDocument:
-        """Take from a pod what it had, once the ledger without it is saved; enforce `target`."""
+        """Take from a pod what it had, once the ledger without the pod is saved; enforce `target`.
+
+        Return what of this the kernel does not enforce.
+        """
         state, uid = self.state, allocation.uid
         state.observed.records.forget(uid)
         state.observed.displaced.pop(uid, None)
@@ -228,3 +217,22 @@ class Steps:
 
         failed += await self.after_save(report)
         return enforcement_document((*remaining, *details(failed)), outcome.notes)
+
+    async def _enforced(
+        self, call: Callable[[], EnforcementReport], *uids: str
+    ) -> EnforcementReport:
+        """Enforce, report the outcome, and return it with the steps that failed."""
+        outcome = EnforcementReport(compared=False)
+
+        async def enforce() -> None:
+            nonlocal outcome
+            outcome = await self.worker.run(call)
+
+        failed = await self.after_save(enforce, *uids)
+        if not failed:
+            failed = await self.after_save(partial(self.outcomes.note, outcome), *uids)
+        return replace(outcome, differences=(*outcome.differences, *failed))
+
+    def _not_saved(self, error: Exception) -> None:
+        self.metrics.counters.add(names.CHECKPOINT_FAILURES)
+        self.state.observed.unsaved = str(error) or type(error).__name__

@@ -178,7 +178,7 @@ class Wiring:
         return open_tree(self._given.agent.cgroup_mount)
 
     def _make_layout(self) -> Layout:
-        """Return where pods stand; a shared cgroup that was asked for before is still used."""
+        """Return where pods stand; a shared cgroup that exists is used, configured or not."""
         config = self._config
         layout = make_layout(config.cgroup_driver, config.cgroup_root)
         shares = config.agent.shared_cgroup or self._tree.exists(layout.tier(Tier.SHARED))
@@ -278,7 +278,7 @@ class Wiring:
             self._config.agent.cgroup_mount,
             PROC,
             _own_cgroup(),
-            HostProbes(self._read_tasks(), self._clock.monotonic, state.parts.assigned_files),
+            HostProbes(self._task_reader(), self._clock.monotonic, state.parts.assigned_files),
             isolation=isolation,
         )
         controller = Controller(
@@ -391,7 +391,7 @@ class Wiring:
             most_processes=0 if self._fakes.tree is not None else most_processes(PROC),
         )
 
-    def _read_tasks(self) -> Callable[[], Iterable[Task]]:
+    def _task_reader(self) -> Callable[[], Iterable[Task]]:
         """Return what reads the tasks of the host; none of them are in a fake tree."""
         if self._fakes.tasks is not None:
             return self._fakes.tasks

@@ -16,7 +16,7 @@ from agent.managers.policy import NodeFit
 from agent.managers.quality import invalid_allocations
 from agent.managers.registry import MANAGERS
 from agent.managers.rules import charged, restored
-from agent.server.restart import renumbered
+from agent.server.renumbering import renumbered
 from agent.state.checkpoint import Checkpoint, decode, encode
 from tests.agent.managers.drafts import rejected
 from tests.agent.managers.hosts import CONTAINER, RESTRICTED, SINGLE, make_rules

@@ -23,7 +23,7 @@ from agent.managers.violations import Rule
 from agent.pods.quantity import Quantity
 from agent.server import wiring as assembly
 from agent.server.configured import situate
-from agent.server.restart import node_moves, renumbered
+from agent.server.renumbering import node_moves, renumbered
 from agent.state.checkpoint import HostFacts, NodeFacts, SharedPod
 from sysfs.described import regular_host, with_offline
 from sysfs.mask import EMPTY, Mask

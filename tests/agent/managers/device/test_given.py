@@ -20,7 +20,7 @@ from agent.managers.quality import verdict
 from agent.managers.rules import charged
 from agent.managers.topology.hint import Hint
 from agent.pods.model import GivenDevice, Quality
-from agent.server.restart import renumbered
+from agent.server.renumbering import renumbered
 from sysfs.described import regular_host
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import allocated, rejected, with_pod

@@ -19,7 +19,7 @@ from agent.managers.quality import invalid_allocations, verdict
 from agent.managers.trials import advise
 from agent.managers.violations import Rule
 from agent.pods.model import isolation_faults
-from agent.server.restart import renumbered
+from agent.server.renumbering import renumbered
 from sysfs.described import regular_host, with_memory_only_nodes
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import allocated, rejected
