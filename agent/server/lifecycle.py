@@ -17,14 +17,13 @@ from msgspec.structs import replace
 from agent import __version__
 from agent.clock import wait_for
 from agent.managers.cpu.manager import exclusive_cpus
-from agent.progress import STALL_SECONDS, uncancelled
+from agent.progress import STALL_SECONDS
 from agent.server.connections import Connections
-from agent.server.errors import EXPECTED, message_of
 from agent.server.limits import Limit, Limits
+from agent.server.loops import Loops
 from agent.server.monitoring import Monitoring
 from agent.server.observations import COMPARISON
 from agent.server.peers import callers_of, user_caller
-from agent.server.queue import QueueStopped
 from agent.sources.source import SourceUnreadableError
 from cgroupfs.tree import parent
 
@@ -60,10 +59,6 @@ log = structlog.get_logger(__name__)
 SOURCE_PERIOD: Final = 20.0
 #: How often it is checked which pods ended with their processes or unit, in seconds.
 END_PERIOD: Final = 5.0
-#: Changes within so many seconds after the first are handled together.
-SETTLE_SECONDS: Final = 0.1
-#: The shortest interval between two runs of a periodic action that changes trigger, in seconds.
-SPACING_SECONDS: Final = 0.5
 #: The shortest interval between two passes of pods in which cgroups appear, in seconds: a container
 #: runs on its pod's CPUs until its own are written, and a pod that makes cgroups without end must
 #: leave time to others.
@@ -79,10 +74,6 @@ SETTLE_PATIENCE: Final = 5.0
 SHUTDOWN_SECONDS: Final = 5.0
 #: Subject of the condition that inotify watches are lacking.
 _INOTIFY: Final = "inotify"
-#: How long to wait before a stream of changes is opened again, in seconds: one that ended, as it
-#: does without its directory, and one that failed.
-ENDED_SECONDS: Final = 1.0
-REOPEN_SECONDS: Final = 60.0
 #: Bytes of unread responses: the list of thousands of pods has some MiB.
 ANSWERS: Final = Limit(everyone=32 << 20, caller=16 << 20)
 #: The metrics listener is open to all users of the host, for scrapes and probes, which are answered
@@ -181,6 +172,7 @@ class Service:
     ) -> None:
         self._controller = controller
         self._progress = controller.state.parts.progress
+        self._loops = Loops(controller.state.observed.conditions, self._progress, clock)
         late = LATE_PERIODS * period + LATE_ACTIONS * STALL_SECONDS
         #: The comparison with the kernel, whatever asks for it.
         self._comparison = self._progress.part("comparison with the kernel", late)
@@ -250,13 +242,13 @@ class Service:
             await self._listeners.pod_resources.start()
         self._publish_start()
         await self._remember_host()
-        await self._attempt(self._reconcile, "reconcile")
+        await self._loops.attempt(self._reconcile, "reconcile")
         self._controller.outcomes.note_recovered()
         for intake in self._around.intakes:
-            await self._attempt(partial(self._sync, intake), _sync_of(intake))
+            await self._loops.attempt(partial(self._sync, intake), _sync_of(intake))
         async with asyncio.TaskGroup() as group:
-            for name, loop in self._loops():
-                group.create_task(self._never_ending(name, loop))
+            for name, loop in self._make_loops():
+                group.create_task(self._loops.never_ending(name, loop))
             if self._around.offered is not None:
                 # What starts after the agent may register once, and finds the socket.
                 for provider in self._controller.state.parts.providers.all:
@@ -275,7 +267,7 @@ class Service:
         if changes.policy:
             controller.publish("ConfigurationChanged", message="; ".join(changes.policy))
 
-    def _loops(self) -> Iterator[tuple[str, Coroutine[None, None, None]]]:
+    def _make_loops(self) -> Iterator[tuple[str, Coroutine[None, None, None]]]:
         """Yield what goes on until the agent stops, by name."""
         around = self._around
         actions: list[tuple[asyncio.Event, float | None, Callable[[], Awaitable[None]], str]] = [
@@ -292,7 +284,7 @@ class Service:
         if around.cgroups is not None:
             yield (
                 "new cgroups",
-                self._repeat(
+                self._loops.repeat(
                     self._appeared,
                     None,
                     self._meet,
@@ -310,23 +302,13 @@ class Service:
             for provider in self._controller.state.parts.providers.all:
                 yield f"devices of {provider.name}", self._serve(provider)
         for action in actions:
-            yield action[-1], self._repeat(*action)
+            yield action[-1], self._loops.repeat(*action)
         for stream in streams:
-            yield stream[0], self._pump(*stream)
+            yield stream[0], self._loops.pump(*stream)
         for companion in around.companions:
             yield companion.name, self._accompany(companion)
         if self._manager.ping_seconds is not None:
             yield "watchdog", self._ping(self._manager.ping_seconds)
-
-    async def _never_ending(self, name: str, loop: Coroutine[None, None, None]) -> None:
-        """Run a loop; if it ends all the same, that is known by its name."""
-        why = "it returned"
-        try:
-            await uncancelled(loop)
-        except Exception as error:
-            log.exception("part of the agent ended", what=name)
-            why = message_of(error)
-        self._progress.part(name).end(why)
 
     async def _reconcile(self) -> None:
         if await self._host_changed():
@@ -454,78 +436,6 @@ class Service:
         if not living.cancelled():
             living.result()
 
-    async def _repeat(
-        self,
-        asked: asyncio.Event,
-        period: float | None,
-        action: Callable[[], Awaitable[None]],
-        subject: str,
-        *,
-        settle: float = SETTLE_SECONDS,
-        spacing: float = SPACING_SECONDS,
-    ) -> None:
-        """Run an action every period and, `settle` seconds after a request, every `spacing`."""
-        part = self._progress.part(subject, STALL_SECONDS + (period or 0))
-        last = self._clock.monotonic() - spacing
-        while True:
-            if period is None:
-                await asked.wait()
-                part.begin()
-            else:
-                part.begin()
-                await wait_for(asked, period, self._clock)
-            if asked.is_set():
-                soonest = last + spacing - self._clock.monotonic()
-                if (pause := max(settle, soonest)) > 0:
-                    await self._clock.sleep(pause)
-                asked.clear()
-            last = self._clock.monotonic()
-            with part.working():
-                await self._attempt(action, subject)
-
-    async def _attempt(self, action: Callable[[], Awaitable[None]], subject: str) -> None:
-        """Run an action; a failure is reported, and the action is retried at its next time.
-
-        An expected failure is logged once as long as it stays the same.
-        """
-        conditions = self._controller.state.observed.conditions
-        try:
-            await uncancelled(action())
-        except QueueStopped:
-            return
-        except EXPECTED as error:
-            message = f"{subject}: {message_of(error)}"
-            if conditions.get(subject) != message:
-                log.error("periodic action failed", action=subject, why=message_of(error))  # noqa: TRY400  # not a defect of the agent
-            conditions[subject] = message
-        except Exception as error:
-            log.exception("periodic action failed unexpectedly", action=subject)
-            why = f"internal error ({type(error).__name__}: {error}); see the agent log"
-            conditions[subject] = f"{subject}: {why}"
-        else:
-            conditions.pop(subject, None)
-
-    async def _pump(
-        self, name: str, stream: Callable[[], AsyncIterator[object]], asked: asyncio.Event
-    ) -> None:
-        """Request an action whenever a stream yields; open a stream again that ended or failed."""
-        conditions = self._controller.state.observed.conditions
-        while True:
-            reason = ""
-            try:
-                conditions.pop(name, None)
-                await uncancelled(_set_by(stream, asked))
-            except OSError as error:
-                reason = error.strerror or str(error)
-                log.warning("watch failed", what=name, reason=reason)
-            except Exception as error:  # a mistake in one stream must not end the agent
-                reason = f"internal error ({type(error).__name__}: {error}); see the agent log"
-                log.exception("watch failed", what=name, reason=reason)
-            if reason:
-                conditions[name] = f"{name} are noticed only by the periodic comparison: {reason}"
-            asked.set()
-            await self._clock.sleep(REOPEN_SECONDS if reason else ENDED_SECONDS)
-
     async def _serve(self, provider: DeviceProvider) -> None:
         """Run a provider of devices."""
         offered = self._offered.set
@@ -535,33 +445,11 @@ class Service:
             offered()
 
         name = f"devices of {provider.name}"
-        await self._keep(name, "are not updated", lambda: provider.serve(offered), failed)
+        await self._loops.keep(name, "are not updated", lambda: provider.serve(offered), failed)
 
     async def _accompany(self, companion: Companion) -> None:
         """Run a companion of the agent."""
-        await self._keep(companion.name, "is away", companion.serve)
-
-    async def _keep(
-        self,
-        name: str,
-        consequence: str,
-        serve: Callable[[], Awaitable[None]],
-        failed: Callable[[], None] | None = None,
-    ) -> None:
-        """Run what serves until the agent stops; start it again a while after it failed."""
-        conditions = self._controller.state.observed.conditions
-        while True:
-            try:
-                await uncancelled(serve())
-                reason = "it ended by itself"
-            except Exception as error:  # a mistake in one part must not end the agent
-                reason = f"internal error ({type(error).__name__}: {error}); see the agent log"
-                log.exception("part of the agent failed", what=name)
-            conditions[name] = f"{name} {consequence}: {reason}"
-            if failed is not None:
-                failed()
-            await self._clock.sleep(REOPEN_SECONDS)
-            conditions.pop(name, None)
+        await self._loops.keep(companion.name, "is away", companion.serve)
 
     async def _ping(self, period: float) -> None:
         """Ping the watchdog as long as all that must move does."""
@@ -598,8 +486,3 @@ class Service:
 def _sync_of(intake: PodIntake) -> str:
     """Return the subject of the periodic action of a source of pods."""
     return f"sync {intake.source.name}"
-
-
-async def _set_by(stream: Callable[[], AsyncIterator[object]], asked: asyncio.Event) -> None:
-    async for _ in stream():
-        asked.set()

@@ -2,7 +2,8 @@
 
 In goes the `EnforcementReport` of each change and of each comparison. Out come log lines, events,
 counts, and what status shows: `AgentState.observed` keeps what is not enforced and the latest
-drift. News is reported once: what stays as it was is not logged again.
+drift. A pod that is not enforced, and an intrusion, are reported when they are new or another one;
+drift is reported by each comparison that finds it.
 
 The reporter also keeps the cgroups that were observed (`cgroups`, `renewed`), since whoever watches
 the tree for changes watches these.

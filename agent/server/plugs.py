@@ -1,11 +1,10 @@
 """What an agent is put together of, beside its own parts: plugs, and replacements of the host.
 
 `Plugs` are chosen once for a program: sources of pods, managers, providers of devices, and what
-works beside the agent, such as a kubelet. The agent asks each plug at the start whether it is
-configured, with what the plug needs for an answer (`SourceInputs`, `CompanionInputs`).
-`Neighbour` says all that differs where another program makes the pods of this host, so that no
-other part of the agent asks for the kubelet. `Fakes` stand in for parts of the host, in tests and
-in the demo. Always true: the agent does not know which plugs there are.
+works beside the agent, such as a kubelet. At the start the agent calls each plug with its inputs
+(`SourceInputs`, `CompanionInputs`), and a plug that is not configured does nothing. `Neighbour`
+says all that differs where another program makes the pods of this host: no module of the server
+reads `agent.kubelet`. `Fakes` stand in for parts of the host, in tests and in the demo.
 """
 
 from __future__ import annotations

@@ -302,7 +302,7 @@ class Running:
     async def sync_manifests(self) -> None:
         """Read the manifest directory now."""
         (intake,) = (i for i in self.service._around.intakes if i.source.name == "manifests")
-        await self.service._attempt(partial(self.service._sync, intake), "sync manifests")
+        await self.service._loops.attempt(partial(self.service._sync, intake), "sync manifests")
 
     async def stop(self) -> None:
         self.service.stop()

@@ -42,7 +42,7 @@ async def test_files_on_a_full_disk_and_a_host_that_cannot_be_read_are_no_traceb
             (directory / "db.yaml").write_bytes(manifest("db", OTHER_UID))
             for _ in range(3):
                 await agent.sync_manifests()
-                await agent.service._attempt(take_over, "take over")
+                await agent.service._loops.attempt(take_over, "take over")
                 await agent.ask(agent.client.reconcile)
             conditions = agent.controller.state.condition_lines()
     assert not [line for line in log if line.get("exc_info") or "exception" in line]
@@ -60,7 +60,7 @@ async def test_a_defect_is_a_traceback(world: World) -> None:
 
     async with running(world) as agent:
         with capture_logs() as log:
-            await agent.service._attempt(broken, "reconcile")
+            await agent.service._loops.attempt(broken, "reconcile")
         assert [line["event"] for line in log if line.get("exc_info")] == [
             "periodic action failed unexpectedly"
         ]

@@ -18,6 +18,7 @@ from agent.pods.quantity import Quantity
 from agent.server import lifecycle as service_module
 from agent.server.decider import decide
 from agent.server.limits import Caller
+from agent.server.loops import ENDED_SECONDS
 from agent.server.plugs import Fakes
 from agent.server.queue import called_by
 from agent.server.wiring import Wiring
@@ -211,12 +212,12 @@ async def test_a_manifest_directory_that_comes_again_is_watched_again_soon(
             directory.rmdir()
             sources = agent.controller.state.observed.sources.by_name
             unread = until(lambda: sources["manifests"].unreadable is not None)
-            await world.clock.passing(service_module.ENDED_SECONDS, unread)
+            await world.clock.passing(ENDED_SECONDS, unread)
             directory.mkdir(mode=0o755)
             for name, uid in (("web", UID), ("db", OTHER_UID)):
                 (directory / f"{name}.yaml").write_bytes(manifest(name, uid))
                 admitted = next_event(watcher, "PodAdmitted")
-                event = await world.clock.passing(service_module.ENDED_SECONDS, admitted)
+                event = await world.clock.passing(ENDED_SECONDS, admitted)
                 assert event.uid == uid
     os.close(shell)
 

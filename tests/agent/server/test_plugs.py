@@ -14,7 +14,8 @@ from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.registry import MANAGERS
 from agent.pods.manifest import load_pod
 from agent.pods.model import ManifestError
-from agent.server.lifecycle import REOPEN_SECONDS, SOURCE_PERIOD
+from agent.server.lifecycle import SOURCE_PERIOD
+from agent.server.loops import REOPEN_SECONDS
 from agent.sources.source import SourceEntry, SourceReading
 from agent.state.store import peek
 from tests.agent.managers.toy_manager import LANE, ToyManager
