@@ -2,7 +2,8 @@
 
 In go increments and observations, by the metrics of `agent.server.metrics`; out come the families
 of the Prometheus library. A metric that the table does not have, and a wrong number of labels, is
-an error: nothing is counted that the reference does not describe. The number of series is bounded.
+an error: nothing is counted that the reference does not describe. Once a counter has `MOST_SERIES`
+samples, an increment adds none but that of `OTHER`.
 """
 
 from __future__ import annotations

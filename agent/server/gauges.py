@@ -45,31 +45,31 @@ class GaugeInput(Struct, frozen=True):
     ledger: Ledger
     #: The Unix time of the start.
     started: float = 0.0
-    #: The pods that are not fully enforced.
+    #: How many pods are not fully enforced.
     unenforced_pods: int = 0
-    #: The containers that were not found, by reason.
+    #: How many containers were not found, by reason.
     not_found: Mapping[str, int] = MappingProxyType({})
     #: The cgroups that may use exclusive CPUs of a pod they do not belong to, by that pod's uid.
     intrusions: Intrusions = MappingProxyType({})
     #: Whether pods can be admitted.
     ready: bool = False
-    #: The conditions of `numawarden status`, by type.
+    #: How many conditions `numawarden status` lists, by type.
     conditions: Mapping[str, int] = MappingProxyType({})
-    #: The cgroups that another process modifies again after each repair.
+    #: How many cgroups another process modifies again after each repair.
     contested: int = 0
-    #: The host-wide settings that differ from how the agent found them, by item.
+    #: How many host-wide settings differ from how the agent found them, by item.
     isolation_settings: Mapping[str, int] = MappingProxyType({})
     cache_counts: tuple[CacheCount, ...] = ()
-    #: The entries of the sources of pods, by state.
+    #: How many entries the sources of pods have, by state.
     manifests: Mapping[str, int] = MappingProxyType({})
-    #: The allocations that the current policy would not make, by rule.
+    #: How many allocations the current policy would not make, by rule.
     invalid: Mapping[str, int] = MappingProxyType({})
     #: Unix times, None before the first.
     last_reconcile: float | None = None
     last_publication: float | None = None
     #: In seconds.
     reconcile_period: float = 0.0
-    #: The threads that may run on exclusive CPUs of others, by kind; None before the first search.
+    #: How many threads may run on exclusive CPUs of others, by kind; None before the first search.
     intruding: Mapping[str, int] | None = None
     #: The most containers that are exported one by one.
     containers: int = 0

@@ -1,9 +1,9 @@
-"""Reports pods that get nothing: rejected, invalid, running in the shared pool, or not resized.
+"""Reports pods that do not get what they ask for: rejected, invalid, shared, or not resized.
 
 In go a decision that rejects a pod, an invalid manifest, and the entries of a source. Out come a
 log line, an event, a count, and a status with the fields of v1.PodStatus (phase `Failed`, reason,
-message). Followers are called with the status, and `PodRecords` keeps the latest of them until the
-pod is admitted, its source asks for something else, or the agent stops.
+message). Followers are called with each status. `PodRecords` keeps the latest statuses of rejected
+and invalid pods until the pod is admitted, its source asks for something else, or the agent stops.
 
 A report changes no allocation. A request whose uid or name an admitted pod has (a conflict), and an
 invalid manifest of an admitted pod, are reported, but leave no status.
