@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from agent.managers.policy import PluginDevice
 
 _MIB: Final = 1 << 20
-#: The first version with each name of the metrics of KEP-5526, which were renamed.
+#: For each name that metrics of KEP-5526 have had, the first version with the name.
 METRIC_NAMES: Final = steps(lambda rules: rules.manager_metrics_name_kubelet)
-#: The first version with each way to list the budgets of pods over podresources.
+#: For each way in which podresources list a pod's budget, the first version with it.
 POD_RESOURCES: Final = steps(lambda rules: rules.budgets_are_listed_at_pods)
 
 
@@ -57,7 +57,7 @@ class LogLevel(KeyChoice):
 
 
 class MetricsConfig(Section, frozen=True):
-    """`agent.metrics`; with both files set the listener speaks TLS."""
+    """Where /metrics, /healthz and /readyz are served."""
 
     address: str = key(
         "127.0.0.1",
@@ -88,13 +88,12 @@ class MetricsConfig(Section, frozen=True):
                 for version in METRIC_NAMES
             }
         ),
-        f"The kubelets whose names of metrics of KEP-5526 are exported: {METRIC_NAMES[-1]} renamed "
-        "them.",
+        "The versions of Kubernetes by whose names the metrics of KEP-5526 are exported.",
     )
 
 
 class LoggingConfig(Section, frozen=True):
-    """`agent.logging`."""
+    """How the log is written."""
 
     format: LogFormat = key(LogFormat.JSON, one_of(LogFormat), "How a line of the log is written.")
     level: LogLevel = key(
@@ -103,7 +102,7 @@ class LoggingConfig(Section, frozen=True):
 
 
 class PodResourcesConfig(Section, frozen=True):
-    """`agent.podResources`; without a socket it is not served."""
+    """The kubelet's podresources API; off without a socket."""
 
     socket: Path | None = key(
         None,
@@ -126,7 +125,7 @@ class PodResourcesConfig(Section, frozen=True):
 
 
 class HistoryConfig(Section, frozen=True):
-    """`agent.history`."""
+    """What 'numawarden history' shows. See docs/history.md."""
 
     max_bytes: int = key(
         16 * _MIB,
@@ -139,7 +138,7 @@ class HistoryConfig(Section, frozen=True):
 
 
 class LimitsConfig(Section, frozen=True):
-    """`agent.limits`, in bytes."""
+    """What is rejected for its size in bytes."""
 
     manifest_bytes: int = key(_MIB, byte_size(1024, 1 << 30), "The largest manifest.")
     message_bytes: int = key(
@@ -152,7 +151,7 @@ _LONGEST_CALL: Final = 30.0
 
 
 class DevicePluginsConfig(Section, frozen=True):
-    """`agent.devicePlugins`."""
+    """Devices that other programs offer, as to a kubelet."""
 
     enabled: bool = switch(
         "Whether device plugins can register here. It needs the extra grpc. See docs/devices.md."
@@ -175,7 +174,7 @@ class DevicePluginsConfig(Section, frozen=True):
 
 
 class AgentConfig(Section, frozen=True):
-    """The section `agent`."""
+    """What a kubelet has no key for."""
 
     state_directory: Path = key(Path("/var/lib/numawarden"), PATH, "Where the checkpoint is kept.")
     socket_path: Path = key(
@@ -201,25 +200,16 @@ class AgentConfig(Section, frozen=True):
         "shared pool for all of them; never beside a kubelet. See docs/containers.md.",
         default=True,
     )
-    isolation: IsolationConfig = section(
-        IsolationConfig(),
-        "What else keeps off exclusive CPUs. docs/isolation.md says what each item needs.",
-    )
-    metrics: MetricsConfig = section(
-        MetricsConfig(), "Where /metrics, /healthz and /readyz are served."
-    )
-    pod_resources: PodResourcesConfig = section(
-        PodResourcesConfig(), "The kubelet's podresources API; off without a socket."
-    )
-    logging: LoggingConfig = section(LoggingConfig(), "How the log is written.")
-    history: HistoryConfig = section(
-        HistoryConfig(), "What 'numawarden history' shows. See docs/history.md."
-    )
-    limits: LimitsConfig = section(LimitsConfig(), "What is rejected for its size in bytes.")
+    isolation: IsolationConfig = section(IsolationConfig())
+    metrics: MetricsConfig = section(MetricsConfig())
+    pod_resources: PodResourcesConfig = section(PodResourcesConfig())
+    logging: LoggingConfig = section(LoggingConfig())
+    history: HistoryConfig = section(HistoryConfig())
+    limits: LimitsConfig = section(LimitsConfig())
     devices: Mapping[str, tuple[PluginDevice, ...]] = key(
         MappingProxyType({}),
         DEVICE_INVENTORY,
-        "The devices that pods can ask for, by resource. Without numaNodes none is known.",
+        "The devices that pods can ask for, by resource.",
         example="example.com/gpu:\n  - id: gpu-0\n    numaNodes: [0]\n    healthy: true\n",
     )
     host_devices: tuple[HostDeviceClass, ...] = key(
@@ -230,16 +220,9 @@ class AgentConfig(Section, frozen=True):
         "  - virtualFunctionsOf: ens1f0\n    driver: vfio-pci\n"
         'example.com/nvme:\n  - pciClass: "0108"\n',
     )
-    device_plugins: DevicePluginsConfig = section(
-        DevicePluginsConfig(), "Devices that other programs offer, as to a kubelet."
-    )
-    kubelet: BesideKubeletConfig = section(
-        BesideKubeletConfig(), "The pods of a cluster, beside this host's kubelet."
-    )
-    kubernetes: KubernetesConfig = section(
-        KubernetesConfig(),
-        "What is written to a cluster's API server, if anything. See docs/node-topology.md.",
-    )
+    device_plugins: DevicePluginsConfig = section(DevicePluginsConfig())
+    kubelet: BesideKubeletConfig = section(BesideKubeletConfig())
+    kubernetes: KubernetesConfig = section(KubernetesConfig())
     ignored_resources: tuple[str, ...] = key(
         (),
         IGNORED_RESOURCES,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.config.keys import Section, item_schema, key, read, written
+from agent.config.keys import Section, item_schema, key, parts, read, written
 from agent.config.kinds import Kind, mapping_kind, text_kind, whole_number
 from agent.pods.model import CPU, MEMORY, PID
 from agent.pods.quantity import ZERO, Quantity, QuantityError
@@ -203,4 +203,5 @@ RESERVED_MEMORY: Final[Kind[tuple[MemoryReservation, ...]]] = Kind(
     {"type": "array", "items": item_schema(MemoryReservation)},
     _reservations,
     lambda reservations: [written(reservation) for reservation in reservations],
+    parts=parts(MemoryReservation),
 )

@@ -17,7 +17,6 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.managers.host import Allocatable
     from agent.managers.machine import Machine, MachineNode
     from agent.managers.policy import Policy
     from agent.managers.rules import EffectivePolicy
@@ -86,28 +85,26 @@ _EFFECT: Final = "no pod that requests any of it is admitted"
 
 def nothing_allocatable(rules: EffectivePolicy) -> Iterator[str]:
     """Yield a line for each resource of the machine of which pods can request nothing."""
-    limits = rules.allocatable
-    if limits is None:
-        return
-    for _, line in _used_up(rules, limits):
-        yield line
+    yield from (line for _, line in _used_up(rules))
+    amounts = {} if rules.allocatable is None else rules.allocatable.amounts
     for resource in rules.policy.devices:
-        if not limits.amounts[resource]:
+        if amounts.get(resource) == 0:
             yield f"nothing of {resource} is allocatable, it has no healthy device: {_EFFECT}"
 
 
 def admits_nothing(rules: EffectivePolicy) -> Iterator[tuple[str, str]]:
     """Yield why hardly a pod can be admitted: `cpu`, `memory` or `pods`, and a line about it."""
     limits = rules.allocatable
+    if limits is not None and not limits.pods:
+        yield "pods", f"{' and '.join(limits.limited_by)} allow no pod: none is admitted"
+    yield from ((name, line) for name, line in _used_up(rules) if name in (CPU, MEMORY))
+
+
+def _used_up(rules: EffectivePolicy) -> Iterator[tuple[str, str]]:
+    """Yield the CPUs and memory types that are reserved as a whole, with a line about each."""
+    limits = rules.allocatable
     if limits is None:
         return
-    if not limits.pods:
-        yield "pods", f"{' and '.join(limits.limited_by)} allow no pod: none is admitted"
-    yield from ((name, line) for name, line in _used_up(rules, limits) if name in (CPU, MEMORY))
-
-
-def _used_up(rules: EffectivePolicy, limits: Allocatable) -> Iterator[tuple[str, str]]:
-    """Yield the CPUs and memory types that are reserved as a whole, with a line about each."""
     for name, amount in machine_capacity(rules.machine).items():
         if amount and limits.amounts.get(name) == 0 and name not in limits.ignored:
             takers = "reservations and huge pages" if name == MEMORY else "reservations"

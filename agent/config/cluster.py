@@ -26,7 +26,7 @@ class OnReject(KeyChoice):
 
 
 class BesideKubeletConfig(Section, frozen=True):
-    """`agent.kubelet`: how the agent works beside a kubelet."""
+    """The pods of a cluster, beside this host's kubelet."""
 
     enabled: bool = switch(
         "Whether the agent admits the pods of this host's kubelet, whose own managers are off. It "
@@ -80,7 +80,7 @@ class BesideKubeletConfig(Section, frozen=True):
     exclusive_resource: str = key(
         "numawarden.dev/exclusive",
         OPTIONAL_RESOURCE,
-        'The resource with which a pod opts in to be rejected by the kubelet itself; "" is none. '
+        'With this resource a pod opts in to be rejected by the kubelet itself; "" is none. '
         "Where the agent starts after the kubelet, as in a DaemonSet, every boot rejects them all.",
     )
 
@@ -96,7 +96,7 @@ class BesideKubeletConfig(Section, frozen=True):
 
 
 class KubernetesConfig(Section, frozen=True):
-    """`agent.kubernetes`; `agent.cluster.api_server` finds what is left out."""
+    """What is written to a cluster's API server, if anything. See docs/node-topology.md."""
 
     publish_topology: bool = switch(
         "Whether a NodeResourceTopology is published, for the topology-aware scheduler."

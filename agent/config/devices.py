@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from agent.config.keys import Section, item_schema, key, read, switch, written
+from agent.config.keys import Section, item_schema, key, parts, read, switch, written
 from agent.config.kinds import Kind, mapping_kind, matching, text_kind
 from agent.managers.policy import PluginDevice
 from agent.pods.model import extended_resource_fault
@@ -55,7 +55,7 @@ class _ListedDevice(Section, frozen=True):
         "The name of the device.",
         is_required=True,
     )
-    numa_nodes: Mask = key(EMPTY, _NODE_IDS, "The nodes of the device; without any none is known.")
+    numa_nodes: Mask = key(EMPTY, _NODE_IDS, "Its NUMA nodes; without any none is known.")
     healthy: bool = switch("Whether pods can get the device.", default=True)
 
 
@@ -82,6 +82,7 @@ DEVICE_INVENTORY: Final[Kind[Mapping[str, tuple[PluginDevice, ...]]]] = mapping_
         lambda devices: [
             written(_ListedDevice(device.id, device.nodes, device.healthy)) for device in devices
         ],
+        parts=parts(_ListedDevice),
     ),
     (),
     _check_resource,
@@ -101,7 +102,7 @@ def _criterion(pattern: re.Pattern[str], rule: str, *, folded: bool = False) -> 
         return match[1].lower() if folded else match[1]
 
     schema = {"type": "string", "pattern": f"^(?:{pattern.pattern})$"}
-    return key("", text_kind("text", schema, parse), f"{rule[0].upper()}{rule[1:]}.")
+    return key("", text_kind("text", schema, parse), rule)
 
 
 _HEX_CLASS: Final = re.compile(r"(?:0[xX])?((?:[0-9a-fA-F]{2}){1,3})", re.ASCII)
@@ -134,8 +135,9 @@ class HostDeviceClass(Section, frozen=True):
     driver: str = _criterion(_DRIVER, "use the name of a kernel driver, such as vfio-pci")
     address: str = _criterion(_WILDCARDS, _WILDCARDS_RULE.format('"0000:3b:*"'), folded=True)
     interface: str = _criterion(_WILDCARDS, _WILDCARDS_RULE.format("ens1f*"))
-    #: An interface of the physical function.
-    virtual_functions_of: str = _criterion(_WILDCARDS, _WILDCARDS_RULE.format("ens1f0"))
+    virtual_functions_of: str = _criterion(
+        _WILDCARDS, f"the interface of the physical function: {_WILDCARDS_RULE.format('ens1f0')}"
+    )
 
 
 def criteria_text(device_class: HostDeviceClass) -> str:
@@ -196,6 +198,7 @@ _CLASSES_BY_RESOURCE: Final[Kind[Mapping[str, tuple[HostDeviceClass, ...]]]] = m
         },
         _classes,
         lambda classes: [_criteria(device_class) for device_class in classes],
+        parts=parts(HostDeviceClass),
     ),
     (),
     _check_resource,
@@ -237,4 +240,5 @@ HOST_DEVICES: Final[Kind[tuple[HostDeviceClass, ...]]] = Kind(
     _CLASSES_BY_RESOURCE.schema,
     _host_devices,
     lambda classes: _CLASSES_BY_RESOURCE.written(_by_resource(classes)),
+    parts=_CLASSES_BY_RESOURCE.parts,
 )

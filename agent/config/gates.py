@@ -79,7 +79,7 @@ GATES: Final[Mapping[str, Gate]] = {
     POD_LEVEL_RESOURCE_MANAGERS: Gate(
         "pod_level_resource_managers",
         GateStage.ALPHA,
-        "exclusive parts of them (KEP-5526)",
+        "exclusive parts of spec.resources (KEP-5526)",
         is_beta=lambda rules: rules.pod_level_managers_are_beta,
     ),
     FIX_DEFAULTING: Gate(
@@ -117,15 +117,10 @@ OWN_GATES: Final = (*GATES, MEMORY_QOS, *_WHOLE_STAGES)
 
 #: Features that graduated: they are on and stay on.
 LOCKED_ON: Final = frozenset(
-    {
-        "CPUManager",
-        "CPUManagerPolicyOptions",
-        "DevicePluginCDIDevices",
-        "MemoryManager",
-        "SidecarContainers",
-        "TopologyManager",
-        "TopologyManagerPolicyOptions",
-    }
+    (
+        *("CPUManager", "CPUManagerPolicyOptions", "DevicePluginCDIDevices", "MemoryManager"),
+        *("SidecarContainers", "TopologyManager", "TopologyManagerPolicyOptions"),
+    )
 )
 
 
@@ -149,11 +144,10 @@ def memory_qos_is_on(gates: Mapping[str, bool], version: KubernetesVersion) -> b
 def _is_on(
     gates: Mapping[str, bool], name: str, gate: Gate, version: KubernetesVersion, *, default: bool
 ) -> bool:
-    """Return whether a gate is on."""
     # 1. A version that does not have the gate has it off.
     if not gate.is_in(version):
         return False
-    # 2. A gate that is named wins over its whole stage, and that over the default.
+    # 2. A gate that is named is as named; else its stage counts, where named; else the default.
     of_stage = {stage: gates[whole] for whole, stage in _WHOLE_STAGES.items() if whole in gates}
     return gates.get(name, of_stage.get(gate.stage_in(version), default))
 
@@ -173,9 +167,8 @@ def gate_problems(
             came = f"it came with Kubernetes {since(gate.came)}"
             yield name, f"{came}, and kubernetesVersion is {version}; remove one of the two"
         elif gate.is_locked is not None and gate.is_locked(version.rules) and not enabled:
-            since_when = f"from Kubernetes {since(gate.is_locked)} on"
-            change = f"remove it, or write kubernetesVersion: {before(gate.is_locked)}"
-            yield name, f"it cannot be switched off {since_when}; {change}"
+            found = f"it cannot be switched off from Kubernetes {since(gate.is_locked)} on"
+            yield name, f"{found}; remove it, or write kubernetesVersion: {before(gate.is_locked)}"
     # 2. Gates that build on PodLevelResources are off without it. Those that are on by default
     #    have no effect then, and need not be switched off.
     resolved = gates_of(gates, version)
@@ -191,9 +184,9 @@ def gate_problems(
             yield name, f"{needs}; switch both on, or this one off"
 
 
-#: The least likeness of two names of which one is taken for a mistyped other. A letter too much in
-#: the shortest of our names leaves 0.93; Kubernetes' own TopologyManagerPolicyAlphaOptions and
-#: CPUManagerPolicyAlphaOptions are 0.85 alike.
+#: How alike an unknown name and one of ours are, from 0 to 1, where a hint names ours. One letter
+#: too much in the shortest leaves 0.93. TopologyManagerPolicyAlphaOptions, a gate of Kubernetes, is
+#: 0.85 like CPUManagerPolicyAlphaOptions.
 _MISTYPED: Final = 0.9
 
 

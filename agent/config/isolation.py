@@ -90,7 +90,7 @@ class ResctrlClass(Section, frozen=True):
             "L3 is a percentage such as 50%, a mask such as 0xff0, or one of these by cache id "
             "such as 0=50%;1=0xff0",
         ),
-        'The part of each L3 cache as percentage or mask, or by cache id; "" for all that no '
+        'The part of each L3 cache as percentage or mask, or by cache id; "" is every part that no '
         "exclusive class has.",
         name="L3",
     )
@@ -101,21 +101,20 @@ class ResctrlClass(Section, frozen=True):
             "MB is a percentage such as 50%, a number as the kernel's schemata have it, or one of "
             "these by cache id such as 0=50%;1=100%",
         ),
-        "The memory bandwidth as percentage, or as number of the kernel's unit (AMD: 1/8 GB/s), "
-        'or by cache id; "" for no limit.',
+        "The memory bandwidth as percentage or in the kernel's unit (AMD: 1/8 GB/s), or by cache "
+        'id; "" sets no limit.',
         name="MB",
     )
     exclusive: bool = switch("Whether nothing else of the host, in a class or not, uses its L3.")
 
 
 class ResctrlConfig(Section, frozen=True):
-    """`agent.isolation.resctrl`: classes of caches and memory bandwidth."""
+    """Classes of L3 caches and memory bandwidth."""
 
     classes: Mapping[str, ResctrlClass] = key(
         MappingProxyType({}),
         _by_class("mapping of names to classes", section_kind(ResctrlClass), ResctrlClass()),
-        "Parts of L3 caches and of memory bandwidth, by a name that pods ask for: L3 (a "
-        "percentage or mask, for all caches or by id), MB (a percentage) and exclusive.",
+        "Parts of L3 caches and of memory bandwidth, by a name that pods ask for.",
         example='latency: {L3: "50%", exclusive: true}\nbatch: {L3: "20%", MB: "30%"}\n',
     )
     default_class: str = key(
@@ -132,19 +131,10 @@ class ResctrlConfig(Section, frozen=True):
 class PartitionMode(KeyChoice):
     """Which pods with exclusive CPUs are partitions of the kernel, and of which kind."""
 
-    NEVER = "never", "no pod's does, whatever its annotation says"
-    ASKED = (
-        "asked",
-        "those of pods with the annotation isolation.numawarden.dev/partition: root or isolated",
-    )
-    ROOT = (
-        "root",
-        "those of all pods with exclusive CPUs, unless the annotation says off or isolated",
-    )
-    ISOLATED = (
-        "isolated",
-        "as root, and each thread stays where it was put: no load balancing, no unbound workqueues",
-    )
+    NEVER = "never", "no pod, whatever its annotation says"
+    ASKED = "asked", "pods with the annotation isolation.numawarden.dev/partition: root or isolated"
+    ROOT = "root", "all pods with exclusive CPUs, unless the annotation says off or isolated"
+    ISOLATED = "isolated", "as root, without load balancing and unbound workqueues on the CPUs"
 
 
 def _memory_classes(text: str) -> str:
@@ -154,7 +144,7 @@ def _memory_classes(text: str) -> str:
 
 
 class IsolationConfig(Section, frozen=True):
-    """`agent.isolation`; what is touched is restored when an item is switched off."""
+    """What else keeps off exclusive CPUs. docs/isolation.md says what each item needs."""
 
     host_slices: bool = switch(
         "Whether services, sessions, virtual machines and containers of the host keep off "
@@ -169,8 +159,7 @@ class IsolationConfig(Section, frozen=True):
     host_cpus: Mask | None = key(
         None,
         CPU_LIST,
-        "The CPUs that these cgroups stay on; of these they use what is not exclusive. "
-        '"" is all CPUs.',
+        'The CPUs to which these cgroups are kept, without exclusive ones; "" is all CPUs.',
         name="hostCPUs",
     )
     kernel_threads: bool = switch(
@@ -224,15 +213,13 @@ class IsolationConfig(Section, frozen=True):
     partitions: PartitionMode = key(
         PartitionMode.NEVER,
         one_of(PartitionMode),
-        "Whether the pod's cgroup becomes a cpuset partition: the kernel itself takes exclusive "
-        "CPUs from everything else.",
+        "Which pods' cgroups become cpuset partitions: the kernel itself takes exclusive CPUs from "
+        "everything else.",
     )
     power_classes: Mapping[str, PowerClass] = key(
         MappingProxyType({}),
         _by_class("mapping of names to power classes", section_kind(PowerClass), PowerClass()),
-        "Idle states and frequencies for exclusive CPUs, by a name that pods ask for: "
-        "resumeLatency (microseconds, n/a for no idle state), governor, energyPreference, "
-        "minFrequency, maxFrequency, uncoreMinFrequency (kHz).",
+        "Idle states and frequencies for exclusive CPUs, by a name that pods ask for.",
         example="low-latency:\n  resumeLatency: n/a\n  governor: performance\n",
     )
     power: str = key(
@@ -240,4 +227,4 @@ class IsolationConfig(Section, frozen=True):
         text_kind("name of a power class", {"type": "string"}, str),
         'The power class of exclusive CPUs whose pods ask for none; "" leaves them as they are.',
     )
-    resctrl: ResctrlConfig = section(ResctrlConfig(), "Classes of L3 caches and memory bandwidth.")
+    resctrl: ResctrlConfig = section(ResctrlConfig())

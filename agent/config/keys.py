@@ -44,9 +44,7 @@ class Key(Struct, frozen=True):
     title: str = ""
     #: YAML of a value, where the help does not show how to write one.
     example: str = ""
-    #: A remark on the default, for a page.
-    remark: str = ""
-    #: Whether a section without the key is a mistake; the default is of no use then.
+    #: Whether a section without the key is a mistake; the default stands for the value then.
     is_required: bool = False
 
     @property
@@ -80,14 +78,15 @@ def switch(explained: str, *, default: bool = False, **facts: str) -> bool:
     return key(default, BOOLEAN, explained, **facts)
 
 
-def section(defaults: Values, explained: str, **facts: str) -> Values:
-    """Declare a key whose value is a section of keys, with their defaults."""
-    return key(defaults, section_kind(type(defaults)), explained, **facts)
+def section(defaults: Values, **facts: str) -> Values:
+    """Declare a key whose value is a section; the docstring of the section explains the key."""
+    of = type(defaults)
+    return key(defaults, section_kind(of), " ".join((of.__doc__ or "").split()), **facts)
 
 
 def section_kind(of: type[Values]) -> Kind[Values]:
     """Return the kind of a section."""
-    return Kind("mapping", schema(of), read, written)
+    return Kind("mapping", schema(of), read, written, parts=parts(of))
 
 
 class _SectionType(StructMeta):
@@ -118,7 +117,15 @@ def _camel_case(field: str) -> str:
 
 
 class Section(Struct, frozen=True, metaclass=_SectionType):
-    """Values of keys; each field is declared by `key`, `switch` or `section`."""
+    """Values of keys: each field is declared by `key`, `switch` or `section`.
+
+    The docstring of a section explains it to users.
+    """
+
+
+def parts(of: type[Section]) -> dict[str, str]:
+    """Return the keys of a section, explained."""
+    return {key.name: key.help for key in of.keys}
 
 
 def paths(of: type[Section], prefix: str = "") -> Iterator[tuple[str, Key]]:

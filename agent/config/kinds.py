@@ -1,9 +1,9 @@
 """What a kind of value is, and the makers of the kinds that most keys have.
 
-A kind reads a field of a document, writes the value back and describes both for people and for
-programs. A kind is a row of four functions and texts, never a class of its own; `text_kinds`,
-`durations`, `amounts`, `devices` and `isolation` have further rows. A mistake is noted in the
-reader, with the path and line of the field, and reading goes on.
+A kind reads a field of a document, writes the value back and describes values to people and to
+programs. A kind is a row, never a class of its own; `text_kinds`, `durations`, `amounts`, `devices`
+and `isolation` have further rows. A mistake is noted in the reader, with the path and line of the
+field, and reading goes on.
 
 True of every kind: what it reads meets its schema, and what it writes it reads as an equal value.
 """
@@ -50,6 +50,8 @@ class Kind(Struct, Generic[Value], frozen=True):
     written: Callable[[Value], Plain]
     #: The names that can be chosen, each with its meaning; empty where values need no explanation.
     meanings: Mapping[str, str] = _NONE
+    #: The keys of each entry of a list or mapping, explained; empty where entries are plain values.
+    parts: Mapping[str, str] = _NONE
 
 
 def nullable(schema: Schema) -> Schema:
@@ -89,7 +91,7 @@ def marker(*allowed: str) -> Kind[str]:
 
 
 def one_of(choices: Iterable[Member]) -> Kind[Member]:
-    """Return the kind of one of the choices: members of an enumeration, or these with meanings."""
+    """Return the kind of one of the choices: an enumeration, or members mapped to meanings."""
     by_name = {str(choice): choice for choice in choices}
 
     def read(reader: KeyReader, at: Field, base: Member) -> Member:
@@ -101,7 +103,7 @@ def one_of(choices: Iterable[Member]) -> Kind[Member]:
 
 
 def some_of(choices: Iterable[Member]) -> Kind[frozenset[Member]]:
-    """Return the kind of a list of choices as of `one_of`; it replaces that of the base."""
+    """Return the kind of a list of choices as of `one_of`, which replaces that of the base."""
     by_name = {str(choice): choice for choice in choices}
 
     def read(reader: KeyReader, at: Field, _: object) -> frozenset[Member]:
@@ -260,8 +262,8 @@ def mapping_kind(
     `names` is the schema of the names, and `check_name` notes what is wrong with one.
     """
 
-    def read(reader: KeyReader, at: Field, old: Mapping[str, Value]) -> Mapping[str, Value]:
-        values = dict(old) if reader.merge else {}
+    def read(reader: KeyReader, at: Field, present: Mapping[str, Value]) -> Mapping[str, Value]:
+        values = dict(present) if reader.merge else {}
         for name, field in reader.entries(at).items():
             check_name(reader, name, field)
             values[name] = entry.read(reader, field, base)
@@ -275,7 +277,7 @@ def mapping_kind(
         "propertyNames": names,
         "additionalProperties": nullable(entry.schema),
     }
-    return Kind(words, schema, read, written, meanings)
+    return Kind(words, schema, read, written, meanings, entry.parts)
 
 
 def _option_text(reader: KeyReader, at: Field, base: str) -> str:

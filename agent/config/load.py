@@ -46,7 +46,8 @@ def load_config(
 ) -> Config:
     """Return the configuration of a YAML or JSON text, with settings as of `override` laid over it.
 
-    `source` names the text in errors. A contradiction that a setting ends is no mistake.
+    `source` names the text in errors. A contradiction that a setting resolves is not reported.
+    Raises `ConfigError` with every mistake.
     """
     try:
         document = read_document(text, max_bytes=max_bytes or DEFAULT_MAX_BYTES)
@@ -104,14 +105,14 @@ def _override(config: Config, settings: Sequence[str], source: str) -> Config:
         raise ConfigError(source, tuple(malformed))
     reader = KeyReader(merge=True)
     changed = keys.read(reader, Field("", document), config)
-    # A line would be that within the value of one setting.
+    # A line counted within the value of one setting would mislead.
     mistakes = [replace(mistake, line=None) for mistake in reader.problems]
     return _checked(changed, mistakes, source, MappingNode({}))
 
 
 def _checked(config: Config, mistakes: Sequence[Mistake], source: str, document: Node) -> Config:
     """Return the configuration; raise `ConfigError` with the mistakes and all contradictions."""
-    # The keys of the file with a mistake: `agent` of agent.metrics.port.
+    # The keys of `Config` with a mistake: `agent` for agent.metrics.port.
     unread = frozenset(mistake.path.replace("[", ".").partition(".")[0] for mistake in mistakes)
     contradictions = find_problems(config, unread)
     lines = places(document, [problem.path for problem in contradictions])
@@ -144,7 +145,7 @@ def _document_of_settings(settings: Iterable[str]) -> tuple[MappingNode, list[Mi
 
 
 def _split(path: str) -> list[str]:
-    """Split a path at the dots that end sections: a resource such as example.com/gpu keeps its."""
+    """Split a path at the dots after sections; dots in a name such as example.com/gpu stay."""
     parts: list[str] = []
     section: type[Section] | None = Config
     while section is not None and "." in path:

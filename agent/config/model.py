@@ -202,7 +202,7 @@ class Config(Section, frozen=True):
     topology_manager_policy: TopologyManagerPolicy = key(
         TopologyManagerPolicy.NONE,
         one_of(TopologyManagerPolicy),
-        "What holds for the NUMA nodes of CPUs, memory and devices together.",
+        "How CPUs, memory and devices are aligned to NUMA nodes together.",
         title="Topology",
     )
     topology_manager_scope: TopologyManagerScope = key(
@@ -242,9 +242,8 @@ class Config(Section, frozen=True):
     max_pods: int = key(
         _DEFAULT_MAX_PODS,
         whole_number(0, _MAX_INT32, zero_means=_DEFAULT_MAX_PODS),
-        "The most pods of the host. Nor do their requests together exceed what is allocatable, as "
-        '"numawarden config check" shows.',
-        remark="0 stands for the default",
+        "The most pods of the host; 0 stands for the default. Their requests together do not "
+        'exceed what is allocatable either, as "numawarden config check" shows.',
     )
     pods_per_core: int = key(
         0,
@@ -280,9 +279,7 @@ class Config(Section, frozen=True):
         OPTIONAL_PATH,
         'The directory of pod manifests ("The manifest directory" of docs/api.md); "" is none.',
     )
-    agent: AgentConfig = section(
-        AgentConfig(), "What a kubelet has no key for.", title="The agent's own"
-    )
+    agent: AgentConfig = section(AgentConfig(), title="The agent's own")
 
     @property
     def version(self) -> KubernetesVersion:
@@ -319,11 +316,10 @@ class Config(Section, frozen=True):
     @property
     def topology_policy(self) -> TopologyPolicy:
         """The settings of the topology manager as values."""
-        options = self.topology_manager_policy_options
         return TopologyPolicy(
             self.topology_manager_policy,
             self.topology_manager_scope,
-            prefer_closest_numa_nodes=prefers_closest(options),
+            prefers_closest(self.topology_manager_policy_options),
         )
 
     @property

@@ -23,7 +23,6 @@ FULL_PCPUS_ONLY: Final = "full-pcpus-only"
 DISTRIBUTE_ACROSS_NUMA: Final = "distribute-cpus-across-numa"
 DISTRIBUTE_ACROSS_CORES: Final = "distribute-cpus-across-cores"
 ALIGN_BY_SOCKET: Final = "align-by-socket"
-STRICT_RESERVATION: Final = "strict-cpu-reservation"
 ALIGN_BY_UNCORE: Final = "prefer-align-cpus-by-uncorecache"
 PREFER_CLOSEST: Final = "prefer-closest-numa-nodes"
 MAX_NODES: Final = "max-allowable-numa-nodes"
@@ -58,7 +57,7 @@ def _max_nodes_fault(value: str) -> str | None:
 class PolicyOption(Struct, frozen=True):
     """An option of a policy."""
 
-    what: str
+    effect: str
     #: The feature gate without which the option is a mistake.
     gate: str = ""
     #: Other options that cannot be on beside the option.
@@ -71,7 +70,7 @@ class PolicyOption(Struct, frozen=True):
         """What the option does, needs and excludes."""
         gate = f" (gate {self.gate})" if self.gate else ""
         excludes = f"; excludes {', '.join(self.excludes)}" if self.excludes else ""
-        return f"{self.what}{gate}{excludes}"
+        return f"{self.effect}{gate}{excludes}"
 
 
 CPU_OPTIONS: Final[Mapping[str, PolicyOption]] = {
@@ -79,14 +78,14 @@ CPU_OPTIONS: Final[Mapping[str, PolicyOption]] = {
     DISTRIBUTE_ACROSS_NUMA: PolicyOption(
         "spread evenly when more than one NUMA node is needed", gate=BETA_OPTIONS
     ),
-    STRICT_RESERVATION: PolicyOption("keep shared containers off the reserved CPUs as well"),
+    "strict-cpu-reservation": PolicyOption("keep shared containers off the reserved CPUs as well"),
     ALIGN_BY_UNCORE: PolicyOption(
         "keep a container within one last level cache where possible",
         excludes=(DISTRIBUTE_ACROSS_NUMA,),
     ),
     ALIGN_BY_SOCKET: PolicyOption(
-        "align to sockets, and keep to one where one has room; without a topologyManagerPolicy "
-        "CPUs only, and not with single-numa-node",
+        "align to sockets, to one where one has room; only CPUs without a topologyManagerPolicy, "
+        "and never with single-numa-node",
         gate=ALPHA_OPTIONS,
     ),
     DISTRIBUTE_ACROSS_CORES: PolicyOption(

@@ -45,7 +45,7 @@ def totals_of(config: Config, machine: Machine) -> dict[str, int]:
 
 
 def reserved_totals(config: Config, capacity: int) -> dict[str, int]:
-    """Return the bytes that are kept by memory type, over all nodes, without types that have none.
+    """Return the bytes that are kept of each memory type, over all nodes; no type has 0.
 
     That is `systemReserved` + `kubeReserved` + the eviction threshold `memory.available`.
     `capacity` is the memory of all nodes in bytes, of which a threshold may be a share.

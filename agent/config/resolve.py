@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def managers_beside_kubelet(config: Config) -> tuple[ResourceManager, ...]:
-    """Return the resource managers that go before those of an agent without a kubelet."""
+    """Return the resource managers that an agent has only beside a kubelet; they go first."""
     return (GivenDeviceManager(),) if config.agent.kubelet.enabled else ()
 
 

@@ -183,30 +183,27 @@ HTTPS_ADDRESS: Final = or_empty(
 )
 
 
+_URL: Final = re.compile(r"https://[!-~]+")
+
+
 def _server(text: str) -> str:
-    if not _is_server(text):
+    try:
+        url = urlsplit(text)
+        more = url.query or url.fragment or url.username is not None
+        is_server = url.hostname and url.port != 0 and not more
+    except ValueError:  # a port that is not one, or half of an IPv6 address
+        is_server = False
+    if not is_server or not _URL.fullmatch(text):
         raise ValueError(f"{shown(text)} is not a URL such as https://10.0.0.1:6443")
     return text.rstrip("/")
 
 
-def _is_server(text: str) -> bool:
-    """Return whether a text is a URL of a host with nothing but a port and a path."""
-    if not text.startswith("https://") or not text.isascii() or not text.isprintable():
-        return False
-    try:
-        url = urlsplit(text)
-        usable = url.port is None or url.port > 0
-    except ValueError:  # a port that is not one, or half of an IPv6 address
-        return False
-    more = " " in text or url.query or url.fragment or url.username is not None
-    return bool(url.hostname) and usable and not more
-
-
-#: An API server, without a slash at the end; https only, since a token goes with a request.
+#: An API server with nothing but a port and a path, without a slash at the end. A token goes with
+#: a request, so https only.
 SERVER_URL: Final = or_empty(
     text_kind(
         "URL such as https://10.0.0.1:6443",
-        {"type": "string", "pattern": "^https://[^ ]+$"},
+        {"type": "string", "pattern": f"^{_URL.pattern}$"},
         _server,
     ),
     "",

@@ -70,10 +70,11 @@ def _described(key: Key, path: str) -> Iterator[str]:
     """Yield the paragraphs of a key, and those of the keys in it."""
     yield f"### `{path}`\n"
     yield _markdown(key.help)
-    if key.values:
+    listing = key.values if key.inner is not None else {**key.values, **key.kind.parts}
+    if listing:
         yield "".join(
             f"{line}\n"
-            for value, meaning in key.values.items()
+            for value, meaning in listing.items()
             for line in wrapped(_escaped(meaning), WIDTH, f"- `{value}`: ", "  ")
         )
     if key.example:
@@ -82,8 +83,7 @@ def _described(key: Key, path: str) -> Iterator[str]:
     obvious = (f"one of {listed}", f"list of {listed}", "true or false", "mapping", *_PATHS)
     facts = "" if key.kind.words in obvious else f"Type: {_escaped(key.kind.words)}."
     if key.name not in MARKERS and key.inner is None:
-        remark = f" ({key.remark})" if key.remark else ""
-        facts = f"{facts} Default: `{written_default(key)}`{remark}.".lstrip()
+        facts = f"{facts} Default: `{written_default(key)}`.".lstrip()
     if key.since != _FIRST:
         facts += f" Since: {key.since}."
     yield from [_markdown(facts, escaped=True)] if facts else []

@@ -105,8 +105,9 @@ def _example_of(key: Key, path: str) -> Iterator[str]:
 
 def _comment(key: Key, width: int) -> Iterator[str]:
     yield from wrapped(key.help, width)
-    longest = max(map(len, key.values), default=0)
-    for value, meaning in key.values.items():
+    listing = key.values if key.inner is not None else {**key.values, **key.kind.parts}
+    longest = max(map(len, listing), default=0)
+    for value, meaning in listing.items():
         yield from wrapped(meaning, width, f"  {value:{longest}}  ", " " * (longest + 4))
     if key.example:
         yield "For example:"
@@ -114,5 +115,4 @@ def _comment(key: Key, width: int) -> Iterator[str]:
     if key.name not in MARKERS and key.inner is None:
         if not key.values:
             yield from wrapped(f"type: {key.kind.words}", width)
-        remark = f" ({key.remark})" if key.remark else ""
-        yield from wrapped(f"default: {written_default(key)}{remark}", width)
+        yield from wrapped(f"default: {written_default(key)}", width)
