@@ -105,21 +105,14 @@ TOPOLOGY_OPTIONS: Final[Mapping[str, PolicyOption]] = {
 
 def cpu_options(options: Mapping[str, str]) -> CpuPolicyOptions:
     """Return valid options as values."""
-    return CpuPolicyOptions(**{_field(name): _is_on(options, name) for name in CPU_OPTIONS})
-
-
-def option_is_on(options: CpuPolicyOptions, name: str) -> bool:
-    """Return whether an option of the CPU manager is on."""
-    return getattr(options, _field(name)) is True
+    return CpuPolicyOptions(
+        **{name.replace("-", "_"): _is_on(options, name) for name in CPU_OPTIONS}
+    )
 
 
 def prefers_closest(options: Mapping[str, str]) -> bool:
     """Return whether valid options ask for the closest nodes."""
     return _is_on(options, PREFER_CLOSEST)
-
-
-def _field(name: str) -> str:
-    return name.replace("-", "_")
 
 
 def _is_on(options: Mapping[str, str], name: str) -> bool:

@@ -27,7 +27,7 @@ class MachineNode(Struct, frozen=True):
 
     id: int
     #: A policy that manages memory is rejected where the host does not report it
-    #: (`agent.config.resolve`), so sums may use `known_memory`.
+    #: (`agent.config.host_checks`), so sums may use `known_memory`.
     memory_bytes: int | None = field(name="memory")
     hugepages: Mapping[int, int]
     #: ACPI SLIT distances, that to this node included.

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 import msgspec
 from msgspec import Raw
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from agent.config.gates import GATES
-from agent.config.policy_options import CPU_OPTIONS, PREFER_CLOSEST, option_is_on
+from agent.config.policy_options import PREFER_CLOSEST
 from agent.managers.allocation import PodAllocation, Source  # noqa: TC001  # msgspec reads
 from agent.managers.bindings import NO_BINDINGS, Bindings
 from agent.managers.cordons import NO_CORDONS, Cordons
@@ -257,10 +257,11 @@ def _amount(size: int | None) -> str:
 
 def _switches(policy: Policy) -> Iterator[tuple[str, str]]:
     """Yield every policy option and feature gate, and whether it is on."""
+    options = asdict(policy.cpu.options)
     for section, switches in (
-        (_OPTIONS, {name: option_is_on(policy.cpu.options, name) for name in CPU_OPTIONS}),
+        (_OPTIONS, {field.replace("_", "-"): on for field, on in options.items()}),
         (_TOPOLOGY_OPTIONS, {PREFER_CLOSEST: policy.topology.prefer_closest_numa_nodes}),
-        (_GATES, {name: gate.is_on(policy.gates) for name, gate in GATES.items()}),
+        (_GATES, {name: getattr(policy.gates, gate.field) for name, gate in GATES.items()}),
     ):
         for name, on in switches.items():
             yield f"{section}.{name}", "true" if on else "false"

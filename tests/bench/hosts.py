@@ -69,7 +69,7 @@ RESOURCES: Final = tuple(
         )
     )
 )
-#: What the kubelet allows to be on together (`agent.config.model` says what excludes what).
+#: What the kubelet allows to be on together (`agent.config.policy_options`).
 OPTIONS: Final[tuple[tuple[str, ...], ...]] = (
     (),
     ("full_pcpus_only",),

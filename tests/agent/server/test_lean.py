@@ -76,7 +76,9 @@ def test_of_the_sources_of_a_kubelet_only_what_is_configured_is_imported(
     found = modules_after(
         "from agent.cli.agent import import_agent",
         "import_agent()",
-        "from agent.config.model import AgentConfig, BesideKubeletConfig, Config",
+        "from agent.config.agent import AgentConfig",
+        "from agent.config.cluster import BesideKubeletConfig",
+        "from agent.config.model import Config",
         "from agent.cluster.plugs import kubelet_pods",
         "from agent.server.plugs import SourceInputs",
         f"config = Config(agent=AgentConfig(kubelet=BesideKubeletConfig({beside})))",
