@@ -130,7 +130,7 @@ def kubelet_pods(inputs: SourceInputs) -> KubeletPods | None:
     if not kubelet.enabled:
         return None
     try:
-        from agent.cluster.kubelet.devices import DeviceCheckpoint  # noqa: PLC0415
+        from agent.cluster.kubelet.device_checkpoint import DeviceCheckpoint  # noqa: PLC0415
         from agent.cluster.kubelet.pods_api import PodsApi  # noqa: PLC0415  # needs the extra
         from agent.cluster.kubelet.source import KubeletPods  # noqa: PLC0415
         from agent.cluster.kubelet.ways import KubeletWays  # noqa: PLC0415

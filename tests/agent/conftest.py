@@ -39,8 +39,8 @@ def _quiet_log() -> None:
 
 #: How long neighbours may take that answer within a moment, unless nothing runs for so long.
 _MOMENTS: Final = (
-    "agent.cluster.kubelet.devices.GET_SECONDS",
-    "agent.cluster.kubelet.devices.LIST_SECONDS",
+    "agent.cluster.kubelet.pod_resources.GET_SECONDS",
+    "agent.cluster.kubelet.pod_resources.LIST_SECONDS",
     "agent.isolation.places._ANSWER_SECONDS",
     "agent.cluster.pod_decisions.ASK_SECONDS",
 )

@@ -2,12 +2,12 @@
 
 A pod opts in with one device of this plugin in its limits. The kubelet calls `Allocate` for it
 within the pod's admission: an error there makes the pod `Failed`, with the error's words in its
-status and its event. The devices are slots without meaning, and what the answer gives is nothing.
+status and its event. The devices are slots without meaning; an answer gives nothing to a container.
 
-`Allocate` has no timeout in the kubelet and holds up every other admission of the node, so it is
-answered within a second whatever happens; an undecided pod is let pass, and its containers are
-rejected later. A kubelet that starts fails every pod that opted in until the plugin has registered,
-so the plugin serves before it, and registers as soon as the kubelet's socket is there.
+- `Allocate` has no timeout in the kubelet and holds up all admissions of the node. So it is
+  answered within a second; an undecided pod passes, and its containers are rejected later.
+- A kubelet that starts fails every pod that opted in until the plugin has registered. So the plugin
+  serves before the kubelet does, and registers as soon as the kubelet's socket is there.
 """
 
 from __future__ import annotations
@@ -19,21 +19,18 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import structlog
 from google.protobuf.message import DecodeError
 
-from agent.files import risk_above, risk_of
+from agent.cluster.kubelet.plugin_socket import PluginSocket, PluginSocketError
 from agent.progress import uncancelled
 from agent.rpc import (
     DEVICE_PLUGIN,
     KUBELET_SOCKET,
-    LONGEST_SOCKET,
     REGISTRATION,
     V1BETA1,
     VERSION,
     CallError,
     Client,
     RawMessage,
-    is_socket,
     server,
-    socket_file,
     socket_stamp,
 )
 from agent.text import printable_line
@@ -47,20 +44,11 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from agent.rpc import Message
 
-#: The kubelet removes the sockets beside its own, but no directories.
-_BELOW: Final = ".numawarden"
-_BOUND: Final = "plugin.sock"
-#: As the kubelet makes the directory of plugins.
-_DIRECTORY_MODE: Final = 0o750
-_OWN_MODE: Final = 0o700
-#: Connecting needs the right to write: the kubelet is root.
-_SOCKET_MODE: Final = 0o600
-
 log = structlog.get_logger(__name__)
 
 #: The file name of this plugin's socket in the directory of plugins.
 ENDPOINT: Final = "numawarden.sock"
-#: How many containers of a node can have the resource at a time: more than a kubelet runs (its
+#: The most containers of a node that can have the resource: more than a kubelet runs (its
 #: maxPods is 110, large nodes have 250), even if each pod has four. The kubelet keeps their names
 #: in its checkpoint, 9 bytes each.
 SLOTS: Final = 1024
@@ -70,23 +58,23 @@ DECIDING_SECONDS: Final = 0.8
 _DECISIONS: Final = 4
 #: Calls at a time of each kind: of `Allocate` and the others, and of `ListAndWatch`.
 _CALLS: Final = 16
-#: In bytes: a container with every slot.
+#: The longest request in bytes: a container with every slot.
 _LONGEST_REQUEST: Final = 64 << 10
 #: The longest rejection in characters. The kubelet puts it into the pod's status and an event,
 #: whose message has 1,024 at most.
 _LONGEST_WORDS: Final = 800
 #: How long the kubelet may take to register the plugin, in seconds: it dials for 10 s.
 _REGISTER_SECONDS: Final = 15.0
-#: After a failed registration, in seconds: the first wait, doubled with each further one, and the
-#: longest. The kubelet's socket is there a moment before the kubelet listens on it.
+#: The first and the longest pause after a registration that failed, in seconds; each is twice the
+#: one before. The kubelet's socket is there a moment before the kubelet listens on it.
 _FIRST_WAIT: Final = 0.005
 _LONGEST_WAIT: Final = 10.0
-#: A registration that still fails after this wait is reported, in seconds.
+#: The pause after which a registration that still fails is reported, in seconds.
 _REPORTED_WAIT: Final = 1.0
-#: How often the directory is looked at where no watch can be set, in seconds.
+#: How often the directory is read if it cannot be watched, in seconds.
 _UNWATCHED_WAIT: Final = 1.0
-#: How often what events missed is looked for, in seconds; and how long the kubelet may take to
-#: watch the list after a registration, or again after it ceased to.
+#: How often the sockets are checked if no event announced a change, in seconds; and how long the
+#: kubelet may take to watch the list after a registration, or again after it ceased to.
 PERIOD: Final = 10.0
 _OPTIONS: Final[Mapping[str, int]] = MappingProxyType(
     {"grpc.max_receive_message_length": _LONGEST_REQUEST}
@@ -95,97 +83,6 @@ _OPTIONS: Final[Mapping[str, int]] = MappingProxyType(
 #: Decides the pod that the kubelet admits now, until a moment of the clock: returns the words of a
 #: rejection, "" if the pod is admitted, None if it is undecided. Is cancelled at that moment.
 Decide: TypeAlias = "Callable[[float], Awaitable[str | None]]"
-
-
-class PluginSocketError(Exception):
-    """The socket cannot be served; the text says why and what to do."""
-
-
-class PluginSocket:
-    """The socket `name` in the directory of plugins, and the server behind it.
-
-    Every starting kubelet clears the directory, and binding a server again takes longer than a
-    kubelet waits before it admits its first pod. So the server is bound in a directory of its own
-    below the kubelet's, which the kubelet leaves alone, and its socket is linked to where the
-    kubelet looks for it: that is one call when the link was removed.
-
-    `make` returns a server that is bound to a path and not started.
-    """
-
-    def __init__(self, directory: Path, name: str, make: Callable[[Path], aio.Server]) -> None:
-        self.path = directory / name
-        self._directory = directory
-        self._bound = directory / _BELOW / _BOUND
-        self._make = make
-        self._server: aio.Server | None = None
-        self._file: tuple[int, int] | None = None
-
-    @property
-    def is_linked(self) -> bool:
-        """Whether the kubelet finds this process's socket."""
-        return self._file is not None and socket_file(self.path) == self._file
-
-    def make_directory(self) -> None:
-        """Make the directory of plugins as the kubelet does; raises `PluginSocketError`."""
-        try:
-            self._directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
-            risk = risk_of(self._directory, self._directory.stat()) or risk_above(self._directory)
-        except OSError as error:
-            raise PluginSocketError(
-                f"{self._directory} cannot be used: {error.strerror}; create it (install -d -m "
-                f"0750 {self._directory}), then restart the agent"
-            ) from error
-        if risk is not None:
-            raise PluginSocketError(f"{risk}; {risk.remedy}")
-
-    async def serve(self) -> bool:
-        """Serve, and link the socket; return False if both was so already.
-
-        Raises `PluginSocketError`.
-        """
-        if self.is_linked:
-            return False
-        self.make_directory()
-        try:
-            if self._file is None or socket_file(self._bound) != self._file:
-                await self._start()
-            if is_socket(self.path):
-                self.path.unlink()
-            self.path.hardlink_to(self._bound)
-        except FileExistsError:
-            raise PluginSocketError(
-                f"{self.path} is not a socket, so it is not replaced; remove it"
-            ) from None
-        except (OSError, RuntimeError) as error:
-            raise PluginSocketError(f"{self.path} cannot be made: {error}") from error
-        return True
-
-    async def close(self) -> None:
-        """End all calls and remove the socket, unless another process replaced it."""
-        if self.is_linked:
-            self.path.unlink(missing_ok=True)
-        await self._stop()
-
-    async def _start(self) -> None:
-        await self._stop()
-        length = max(len(str(path).encode()) for path in (self._bound, self.path))
-        if length > LONGEST_SOCKET:
-            raise PluginSocketError(
-                f"the path {self._bound} has {length} bytes, a socket's has at most "
-                f"{LONGEST_SOCKET}; a kubelet's directory (agent.kubelet.directory) needs a "
-                "shorter path"
-            )
-        self._bound.parent.mkdir(mode=_OWN_MODE, exist_ok=True)
-        self._server = self._make(self._bound)
-        self._bound.chmod(_SOCKET_MODE)
-        await self._server.start()
-        self._file = socket_file(self._bound)
-
-    async def _stop(self) -> None:
-        self._file = None
-        if self._server is not None:
-            server, self._server = self._server, None
-            await server.stop(None)
 
 
 class ExclusivePlugin:
@@ -222,8 +119,10 @@ class ExclusivePlugin:
         self._next_wait = _FIRST_WAIT
         #: When the kubelet registered the plugin, or ceased to watch its list.
         self._watched_at = 0.0
+        #: How many watches of the list are open, and how many decisions are in progress.
         self._streams = 0
         self._deciding = 0
+        #: Set when the sockets may have changed.
         self._look = asyncio.Event()
         #: What was reported last.
         self._condition = ""

@@ -13,9 +13,9 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.cluster.companions import OptInAdmissions
 from agent.cluster.kubelet.source import KubeletPods
 from agent.cluster.kubelet.tracked import MISSING_SECONDS
+from agent.cluster.opt_in import OptInAdmissions
 from agent.config.cluster import BesideKubeletConfig
 from agent.managers.allocation import Source
 from agent.managers.device.kubelet import given_devices

@@ -176,7 +176,7 @@ async def test_a_kubelet_that_hangs_delays_no_answer_and_is_a_condition(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("GET_SECONDS", "LIST_SECONDS"):
-        monkeypatch.setattr(f"agent.cluster.kubelet.devices.{name}", 0.05)
+        monkeypatch.setattr(f"agent.cluster.kubelet.pod_resources.{name}", 0.05)
     give(world, 1)
     kubelet = FakePodResources(kubelet_of(world))
     kubelet.answers = dict.fromkeys(("List", "Get", "GetAllocatableResources"), never)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from agent.cluster.kubelet.devices import DeviceCheckpoint
+from agent.cluster.kubelet.device_checkpoint import DeviceCheckpoint
 from agent.cluster.kubelet.pods import PodsUnavailableError, SpecificationUnknownError
 from agent.cluster.kubelet.pods_api import EventType, PodsApi, read_messages
 from agent.cluster.kubelet.source import CONFIRM_PERIOD, LONGEST_PAUSE, KubeletPods

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
-from agent.cluster.kubelet.devices import SOCKET
+from agent.cluster.kubelet.pod_resources import SOCKET
 from agent.rpc import POD_RESOURCES_LISTER, V1, CallError, server
 from tests.fakes.kubelet.resources import is_sidecar
 

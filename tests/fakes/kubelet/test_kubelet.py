@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.cluster.kubelet.devices import SOCKET, PodResourcesClient
+from agent.cluster.kubelet.pod_resources import SOCKET, PodResourcesClient
 from agent.cluster.kubelet.pods import PodsUnavailableError
 from agent.cluster.kubelet.pods_api import EventType, PodsApi
 from agent.pods.model import GivenDevice

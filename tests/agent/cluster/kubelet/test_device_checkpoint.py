@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given as tried
 from hypothesis import strategies as st
 
-from agent.cluster.kubelet import devices as module
-from agent.cluster.kubelet.devices import FILE, DeviceCheckpoint, DeviceCheckpointError
+from agent.cluster.kubelet import device_checkpoint as module
+from agent.cluster.kubelet.device_checkpoint import FILE, DeviceCheckpoint, DeviceCheckpointError
 from agent.pods.model import GivenDevice
 from sysfs.mask import EMPTY, Mask
 from tests.agent.pods.pods import app, init, pod, resources

@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.cluster.kubelet import devices as pod_resources_client
-from agent.cluster.kubelet.devices import (
-    REFRESH_SECONDS,
-    SOCKET,
-    KubeletDevices,
-    PodResourcesClient,
-)
+from agent.cluster.kubelet import pod_resources as pod_resources_client
+from agent.cluster.kubelet.devices import REFRESH_SECONDS, KubeletDevices
+from agent.cluster.kubelet.pod_resources import SOCKET, PodResourcesClient
 from agent.managers.device.kubelet import NOT_LISTED
 from agent.pods.model import GivenDevice
 from agent.rpc import V1, CallError
