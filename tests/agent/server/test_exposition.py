@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.config.agent import METRIC_NAMES
-from agent.devices import plugins as plugin
+from agent.devices import plugin_calls as plugin
 from agent.devices.plugin_limits import ALLOCATION_DURATION, CALLS, METHODS, CallResult
 from agent.managers.metrics import (
     ALLOCATIONS,
@@ -118,7 +118,7 @@ def test_what_is_counted_by_resource_starts_at_0_once_the_resource_is_known() ->
 
 def test_the_methods_that_are_known_are_those_that_are_called() -> None:
     source = Path(plugin.__file__).read_text()
-    called = re.findall(r"self\._answer\(\s*(\w+)", source)
+    called = re.findall(r"self\._call\(\s*(\w+)", source)
     called = [getattr(plugin, name) for name in called]
     assert sorted(called) == sorted(METHODS)
 
