@@ -32,7 +32,7 @@ from agent.api.documents import BindRequest, CordonRequest
 from agent.cluster import publishing
 from agent.cluster.kubelet.pods_api import V1ALPHA1
 from agent.cluster.kubelet.source import CONFIRM_PERIOD
-from agent.cluster.nri import session
+from agent.cluster.nri import service as nri_service
 from agent.cluster.nri.events import NriEvent
 from agent.config.agent import DevicePluginsConfig
 from agent.config.cluster import KubernetesConfig, OnReject
@@ -386,7 +386,7 @@ async def hindered(where: Path, point: str, fault: str, *, early: bool, clock: F
     POINTS.fault, POINTS.fails = fault, ""
     async with AsyncExitStack() as stack:
         patched = stack.enter_context(pytest.MonkeyPatch.context())
-        patched.setattr(session, "_MOST_UPDATES", 1)
+        patched.setattr(nri_service, "_MOST_UPDATES", 1)
         patched.setattr(publishing, "POD_SECONDS", 1.0)
         cluster = _node(where, clock, stack)
         world = cluster.world
