@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.common import agent_at, complete_pods
+from agent.cli.common import agent_at
+from agent.cli.completion import complete_pods
 from agent.cli.lines import labelled, moment
 from agent.cli.options import Output, output_option, socket_option
 from agent.cli.output import print_answer

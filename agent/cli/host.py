@@ -14,7 +14,8 @@ import click
 
 from agent.api.map import map_of_host
 from agent.api.topology import topology_view
-from agent.cli.common import agent_at, complete_pods, find_pod, names_of
+from agent.cli.common import agent_at, find_pod, names_of
+from agent.cli.completion import complete_pods
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import (
     Output,

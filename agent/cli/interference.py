@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.cli.common import agent_at, find_pod, pod_argument
+from agent.cli.common import agent_at, find_pod
+from agent.cli.completion import pod_argument
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.lines import labelled, table
 from agent.cli.options import DOCUMENT, Output, host_option, output_of, socket_option

@@ -108,7 +108,7 @@ COMMANDS: Final = {
         "agent.cli.unpublish:unpublish", "Take the node's topology out of the cluster."
     ),
     "completion": LazyCommand(
-        "agent.cli.common:completion", "Print the completion script of a shell."
+        "agent.cli.completion:completion", "Print the completion script of a shell."
     ),
 }
 

@@ -13,7 +13,8 @@ from agent.api.documents import (
     DrainDocument,
     DrainedPodDocument,
 )
-from agent.cli.common import agent_at, asked_agent, cordon_line
+from agent.cli.common import agent_at, cordon_line
+from agent.cli.completion import asked_agent
 from agent.cli.errors import ExitCode
 from agent.cli.options import Output, output_option, socket_option
 from agent.cli.output import print_answer

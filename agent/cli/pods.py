@@ -21,17 +21,12 @@ from agent.api.documents import (
     RemovalDocument,
 )
 from agent.cli.admission_text import admission_lines, failed_lines
-from agent.cli.common import (
-    agent_at,
+from agent.cli.common import agent_at, find_pod, names_of, one_pod, typed_name, unknown_pod
+from agent.cli.completion import (
     complete_containers,
     container_argument,
-    find_pod,
-    names_of,
-    one_pod,
     pod_argument,
     pods_argument,
-    typed_name,
-    unknown_pod,
 )
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.list_text import list_lines, list_table

@@ -11,7 +11,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from agent.api.documents import CordonRequest
-from agent.cli import common
+from agent.cli import completion
 from agent.cli import main as main_module
 from agent.cli.main import COMMANDS, numawarden
 from tests.agent.server.support import OTHER_UID, PATIENCE, manifest
@@ -38,7 +38,7 @@ def two_pods(agent: Running, world: World, monkeypatch: pytest.MonkeyPatch) -> N
     for target in ("2-3", "node:1"):
         agent.client.cordon(CordonRequest(target=target))
     monkeypatch.setenv("NUMAWARDEN_SOCKET", str(world.socket))
-    monkeypatch.setattr(common, "DEADLINE", PATIENCE)
+    monkeypatch.setattr(completion, "DEADLINE", PATIENCE)
 
 
 def test_commands_are_completed_without_importing_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_an_agent_that_does_not_answer_has_nothing_to_complete_and_is_not_waited
 ) -> None:
     asked = ("show", "--socket", str(tmp_path / "a.sock"), "")
     assert completions(*asked) == []
-    monkeypatch.setattr(common, "DEADLINE", 0.01)
+    monkeypatch.setattr(completion, "DEADLINE", 0.01)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "a.sock"))
         silent.listen()
@@ -108,7 +108,7 @@ def test_the_argument_pod_is_completed_wherever_it_is_taken() -> None:
                 assert parameter._custom_shell_complete is not None, name
 
 
-@pytest.mark.parametrize("shell", common.SHELLS)
+@pytest.mark.parametrize("shell", completion.SHELLS)
 def test_a_script_has_the_shells_syntax(shell: str, run: Command, tmp_path: Path) -> None:
     script = run("completion", shell)[1]
     assert f"_NUMAWARDEN_COMPLETE={shell}_complete" in script
