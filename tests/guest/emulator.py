@@ -22,6 +22,9 @@ OLDEST_VERSION: Final = 10
 PROGRAM: Final = "qemu-system-x86_64"
 PACKAGES: Final = ("qemu-system-x86", "qemu-system-data", "seabios", "ipxe-qemu")
 
+#: A guest that is reset ends, also by a panic.
+NO_REBOOT: Final = "-no-reboot"
+
 #: What each part of the kernel's command line is for:
 #: - root and console: no udev names, no initial RAM disk, a bounded wait for the disk;
 #: - speed under emulation: no delay-loop calibration on each CPU (`lpj`), no mitigations,
@@ -92,7 +95,7 @@ def command(
         arguments.append(f"tsc_early_khz={tsc_khz}")
     return [
         *emulator.command,
-        *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-nodefaults", "-no-user-config", "-display", "none", NO_REBOOT),
         *("-machine", "q35,smm=off", "-accel", "tcg,thread=single,tb-size=512"),
         *_machine(topology),
         *("-kernel", str(image.kernel), "-append", " ".join(arguments)),

@@ -189,6 +189,8 @@ def _boot(
     """Run QEMU until the end mark, its own end, a wrong clock or a timeout; return the console."""
     topology = TOPOLOGIES[scenario.topology]
     command = emulator.command(setup.emulator, setup.image, topology, disks, setup.tsc_khz)
+    if scenario.reboots:
+        command.remove(emulator.NO_REBOOT)
     heard = results / "console.log"
     with (results / "qemu.log").open("wb") as log, heard.open("wb", buffering=0) as written:
         process = subprocess.Popen(
@@ -230,7 +232,10 @@ def follow(stream: IO[bytes], deadline: float, silence: float, log: IO[bytes]) -
             said += chunk
             log.write(chunk.replace(b"\r", b""))
             whole, newline, unread = (unread + chunk).rpartition(b"\n")
-            seen += clock.stamps(whole + newline, time.monotonic())
+            for stamp in clock.stamps(whole + newline, time.monotonic()):
+                if seen and stamp.guest < seen[-1].guest:
+                    seen.clear()  # it was booted again
+                seen.append(stamp)
     return Console(said, tuple(seen))
 
 

@@ -123,6 +123,13 @@ def test_a_guest_whose_clock_is_wrong_or_that_is_silent_is_given_up(
     assert (heard.said, len(heard.stamps)) == (said, seconds)
 
 
+def test_a_guest_that_boots_again_is_judged_by_its_last_clock() -> None:
+    said = b"".join(b"guest-job: clock uptime=%d.0\r\n" % second for second in (90, 91, 1, 2))
+    with pipe(said + END % 0) as stream:
+        heard = follow(stream, deadline=float("inf"), silence=600, log=io.BytesIO())
+    assert [each.guest for each in heard.stamps] == [1, 2, 12.5]
+
+
 def test_the_end_says_what_differed_and_a_failed_boot_has_a_status_of_its_own() -> None:
     good = Verdict("good", 1.0, 3)
     bad = Verdict("bad", 2.0, 3, ("check failed: its set: found {1}, expected {2}",))

@@ -88,13 +88,13 @@ class Host:
         return cls(guest, agent, own, workload, before)
 
 
-def begin_restless() -> None:
-    """Start what wakes all the time in each cgroup of the host."""
+def begin_restless(script: str = RESTLESS) -> None:
+    """Start what wakes all the time, or another script, in each cgroup of the host."""
     for name in SLICES:
-        restless(name)
+        restless(name, script=script)
     cgroup = kernel.Cgroup(CGROUPS / RUNTIME)
     cgroup.path.mkdir(exist_ok=True)
-    process = subprocess.Popen(["/bin/busybox", "sh", "-c", RESTLESS])
+    process = subprocess.Popen(["/bin/busybox", "sh", "-c", script])
     cgroup.write("cgroup.procs", str(process.pid))
 
 
@@ -117,11 +117,11 @@ def switch_on(agent: Agent, items: dict[str, object]) -> None:
     ask("POST", "reconcile")
 
 
-def restless(of: str, name: str = "first") -> None:
+def restless(of: str, name: str = "first", script: str = RESTLESS) -> None:
     """Start a service in a slice that wakes all the time."""
     unit = f"restless-{of.partition('.')[0]}-{name}"
     options = ("--quiet", f"--slice={of}", f"--unit={unit}")
-    command("systemd-run", *options, "/bin/busybox", "sh", "-c", RESTLESS)
+    command("systemd-run", *options, "/bin/busybox", "sh", "-c", script)
 
 
 def interference(agent: Agent, *options: str) -> dict[str, Any]:

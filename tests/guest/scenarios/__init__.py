@@ -40,7 +40,8 @@ class Scenario:
     `agent` says whether the agent's environment is laid at its place, `packages` whether the
     job brings Debian packages to install it from, `image` whether the container image's root is
     laid there instead of the environment. `kubelet` says whose pods it has; one that needs a
-    real kubelet runs when it is named.
+    real kubelet runs when it is named. `reboots`: it is run again after each reboot of the guest,
+    whose disk stays.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Scenario:
     image: bool = False
     when: When = When.NIGHTLY
     kubelet: Kubelet = Kubelet.NONE
+    reboots: bool = False
 
     @property
     def module(self) -> str:
@@ -233,6 +235,12 @@ SCENARIOS: Final = {
             "isolation-slices",
             "two-sockets",
             "an administrator sets slices before, amid and after a pod; a CPU goes offline",
+        ),
+        Scenario(
+            "isolation-reboot",
+            "two-sockets",
+            "isolation after a reboot with the agent as a service, and after one without it",
+            reboots=True,
         ),
         Scenario(
             "isolation-kills",
