@@ -140,7 +140,7 @@ class PodPartitions:
                 if not listing:
                     continue
                 advice = (
-                    f"its CPUs {cpus} are listed by {named(listing)} too: set "
+                    f"CPUs {cpus} are also listed by {named(listing)}: set "
                     "agent.isolation.hostCPUs without them, then write the partition again"
                 )
             message = f"another program's partition /{cgroup} is {word!r}; {advice}"

@@ -105,7 +105,8 @@ class HostSlices:
                 continue
             before = changed[place] if place in changed else self._custody.originals[place]
             original = Mask.parse(before) & whole
-            cpus = original & usable or home
+            # All CPUs are what a slice without a set was given back.
+            cpus = home if original == whole else original & usable or home
             if cpus != (original or whole):
                 settings[place] = Setting(name, cpus=cpus)
                 self.held |= {place, unit}
