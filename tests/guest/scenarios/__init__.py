@@ -297,6 +297,13 @@ SCENARIOS: Final = {
             when=When.NEVER,
         ),
         Scenario(
+            "shared-pool-writes-1000",
+            "two-sockets",
+            "what an exclusive pod writes beside 1,000 Guaranteed pods",
+            timeout=8 * 3600,
+            when=When.NEVER,
+        ),
+        Scenario(
             "plumbing",
             "two-sockets",
             "everything the other scenarios stand on, without the agent",

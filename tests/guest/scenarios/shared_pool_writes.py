@@ -46,28 +46,31 @@ while select.select([events], [], []):
 """
 
 
-def run(guest: Guest) -> None:
+def run(guest: Guest, pods: int = PODS) -> None:
     """Fill the host; admit and remove an exclusive pod twice, the first time unmeasured."""
     plain = {"memoryManagerPolicy": "None", "reservedMemory": [], "topologyManagerPolicy": "none"}
-    agent, checks = Agent(guest, **plain, maxPods=PODS + 10), guest.checks
+    agent, checks = Agent(guest, **plain, maxPods=pods + 10), guest.checks
     agent.start()
     started = time.monotonic()
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        answers = list(threads.map(lambda number: agent.admit(_pod(_uid(number))), range(PODS)))
+        answers = list(threads.map(lambda number: agent.admit(_pod(_uid(number))), range(pods)))
     rejected = [each for each in answers if not each["admitted"]]
     checks.equal("all pods are admitted", rejected, [])
-    guest.log("admitted", f"{PODS} pods in {time.monotonic() - started:.0f} s\n")
+    guest.log("admitted", f"{pods} pods in {time.monotonic() - started:.0f} s\n")
     running = systemd_run("app", _slice(_uid(0)))
     ask("POST", "reconcile")
     checks.equal("a comparison finds nothing", ask("POST", "reconcile")["found"], {})
     for measured in (False, True):
         for what, change in (("admission", _admit), ("removal", _remove)):
             with _counted(agent.pid) as (files, calls):
+                began = time.monotonic()
                 change(agent)
+                milliseconds = round(1000 * (time.monotonic() - began))
             pool = kernel.ids(SHARED.read("cpuset.cpus"))
             checks.equal(f"{what}: a pod has the pool", kernel.affinity(running.pid), pool)
             if measured:
-                guest.log(what, json.dumps({"files": files, "calls": calls}, indent=1))
+                found = {"files": files, "calls": calls, "ms": milliseconds}
+                guest.log(what, json.dumps(found, indent=1))
                 mine = [path for pid, path in files if pid != 1]
                 checks.check(f"{what}: files written", 0 < len(mine) <= MOST_WRITES, mine)
                 # systemd writes all files of a unit whose properties are set.
