@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 import msgspec
 import structlog
 from msgspec.structs import replace
-from structlog.contextvars import bound_contextvars
 
 from agent.api import documents as wire
-from agent.api.documents import CordonRequest, RequesterDocument
-from agent.managers.allocation import API
+from agent.api.documents import CordonRequest
 from agent.managers.node_fit import not_allocated
 from agent.pods.manifest import API_SOURCE, load_manifest
 from agent.pods.model import REQUIRE, ManifestError, Quality, unknown_qualities
@@ -34,15 +32,14 @@ from agent.server.http import (
     Stream,
 )
 from agent.server.limits import NoRoomError
-from agent.server.log import LimitedLog, shortened
+from agent.server.log import shortened
 from agent.server.maintenance import drain_plan
-from agent.server.operations import current_operation, operation, requested_by
-from agent.server.peers import own_user, peer_of
-from agent.server.queue import QueueStopped, Turns, Worker, called_by
+from agent.server.operations import current_operation, operation
+from agent.server.peers import Access
+from agent.server.queue import QueueStopped, Turns, Worker
 from agent.server.state_documents import map_now, pods_now, status_document
 from agent.state.history import HistoryQuery
 from agent.yaml import MISTAKES_REPORTED, Mistake
-from cgroupfs.writers import command_of, login_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -51,7 +48,6 @@ if TYPE_CHECKING:
     from agent.pods.model import Pod
     from agent.server.controller import Controller
     from agent.server.http import Answer, Request
-    from agent.server.peers import Peer
     from sysfs.host import Host
 
 
@@ -101,8 +97,9 @@ _CODE: Final = {
     NoRoomError: "Busy",
     NotFoundError: "NotFound",
 }
-#: Error codes of responses without a route.
+#: Error codes of answers that no handler makes.
 _CODE_BELOW: Final = {
+    HTTPStatus.FORBIDDEN: "Forbidden",
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "HeadTooLarge",
     HTTPStatus.INTERNAL_SERVER_ERROR: "Internal",
     HTTPStatus.SERVICE_UNAVAILABLE: "Busy",
@@ -115,9 +112,9 @@ _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 class Api:
     """The routes of `/v1`.
 
-    Root, the agent's own user and members of `group` may use it; a body has at most `max_bytes`.
-    `proc` is where procfs is, which has the names of the processes that ask. `no_requests` says why
-    pods are not admitted here but only tried ("": they are admitted).
+    Root, the agent's own user and members of `group` may use it (`Access`); a body has at most
+    `max_bytes`. `proc` is where procfs is. `no_requests` says why pods are not admitted here but
+    only tried ("": they are admitted).
     """
 
     def __init__(
@@ -131,15 +128,13 @@ class Api:
         no_requests: str = "",
     ) -> None:
         self._controller = controller
-        self._group = group
         self._topology = topology
         self._no_requests = no_requests
-        self._proc = proc
         self.max_bytes = max_bytes
         # Separate from the controller's thread, which writes cgroups and may take seconds.
         self._parser = Worker(controller.state.parts.progress, "parser")
         self._parsing, self._reading = Turns(), Turns()
-        self._lines = LimitedLog(log)
+        self._access = Access(self._when_ready, self.failed, group, proc)
         self._routes = Routes(
             [
                 ("POST", "/v1/pods", self._admit),
@@ -174,7 +169,7 @@ class Api:
 
     @staticmethod
     def failed(status: HTTPStatus, message: str) -> Response:
-        """Return the response to malformed HTTP and to a user with too many connections."""
+        """Return the answer to what no handler answers: malformed HTTP, other users, no room."""
         return _failed(status, _CODE_BELOW.get(status, "InvalidRequest"), message)
 
     async def answer(self, request: Request) -> Answer:
@@ -188,7 +183,7 @@ class Api:
 
     async def _answered(self, request: Request) -> Answer:
         try:
-            return await self._answer(request)
+            return await self._access(request)
         except errors.RequestError as error:
             status = _STATUS.get(error.code, HTTPStatus.BAD_REQUEST)
             return _not_served(request, status, error.code, error.message, error.details)
@@ -206,34 +201,11 @@ class Api:
             message = "internal error; see the agent log"
             return _failed(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal", message)
 
-    async def _answer(self, request: Request) -> Answer:
-        """Check the peer and route the request; changes wait until the state is restored."""
-        if request.connection is None:  # already closed by the peer
-            return _failed(HTTPStatus.FORBIDDEN, "Forbidden", "the connection is closed")
-        peer = peer_of(request.connection)
-        if not peer.may_ask(own_user(), self._group):
-            self._lines.warning("request rejected", peer_pid=peer.pid, peer_uid=peer.uid)
-            message = f"user {peer.uid} is neither root nor a member of the agent's group"
-            return _failed(HTTPStatus.FORBIDDEN, "Forbidden", message)
-        with called_by(peer.caller):
-            return await self._permitted(request, peer)
-
-    async def _permitted(self, request: Request, peer: Peer) -> Answer:
-        """Route the request of a peer that may ask."""
-        if request.method == "GET":
-            return await self._routes(request)
-        command = command_of(self._proc, peer.pid)
-        requester = RequesterDocument(
-            source=API.name,
-            uid=peer.uid,
-            pid=peer.pid,
-            command=command,
-            login=login_of(self._proc, peer.pid),
-        )
-        with requested_by(requester), bound_contextvars(peer_uid=peer.uid, peer_pid=peer.pid):
-            if not self._controller.state.observed.ready:
-                raise errors.NotReadyError
-            return await self._routes(request)
+    async def _when_ready(self, request: Request) -> Answer:
+        """Route a request; changes wait until the state is restored."""
+        if request.method != "GET" and not self._controller.state.observed.ready:
+            raise errors.NotReadyError
+        return await self._routes(request)
 
     async def _admit(self, request: Request) -> Response:
         dry_run, replace_pod = _flag(request, "dryRun"), _flag(request, "replace")

@@ -18,8 +18,9 @@ from agent import __version__
 from agent.clock import wait_for
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.progress import STALL_SECONDS
-from agent.server.connections import Connections
+from agent.server.connection import HttpServer
 from agent.server.limits import Limit, Limits
+from agent.server.listener import Listener
 from agent.server.loops import Loops
 from agent.server.monitoring import Monitoring
 from agent.server.observations import COMPARISON
@@ -70,8 +71,6 @@ LATE_PERIODS: Final = 3
 LATE_ACTIONS: Final = 3
 #: How long the start waits for a provider of devices to serve, in seconds.
 SETTLE_PATIENCE: Final = 5.0
-#: How long responses in progress may take when the agent stops, in seconds.
-SHUTDOWN_SECONDS: Final = 5.0
 #: Subject of the condition that inotify watches are lacking.
 _INOTIFY: Final = "inotify"
 #: Bytes of unread responses: the list of thousands of pods has some MiB.
@@ -192,7 +191,7 @@ class Service:
         #: Cgroups that were created and not yet written, and that there are any.
         self._created: set[str] = set()
         self._appeared = asyncio.Event()
-        self._served: list[Connections] = []
+        self._served: list[Listener] = []
         #: Of all listeners of HTTP, as far as connections wait to be accepted.
         self._accepting = controller.state.parts.progress.part("accepting of connections")
         self._offered = asyncio.Event()
@@ -216,7 +215,7 @@ class Service:
         """Run until `stop`."""
         controller = self._controller
         serving = asyncio.create_task(controller.queue.serve())
-        served: list[Connections | PodResourcesListener] = []
+        served: list[Listener | PodResourcesListener] = []
         try:
             await self._until_stopped(self._live(served))
         finally:
@@ -226,17 +225,17 @@ class Service:
             controller.events.close()
             # First, so that callers of actions that were not started get an error.
             controller.queue.stop()
-            await asyncio.gather(*(listener.stop(SHUTDOWN_SECONDS) for listener in served))
+            await asyncio.gather(*(listener.stop() for listener in served))
             await serving
             controller.worker.close()
             self._api.close()
             log.info("stopped, workloads left unchanged")
 
-    async def _live(self, served: list[Connections | PodResourcesListener]) -> None:
+    async def _live(self, served: list[Listener | PodResourcesListener]) -> None:
         for listener in self._make_listeners():
             served.append(listener)
             self._served.append(listener)
-            listener.start()
+            await listener.start()
         if self._listeners.pod_resources is not None:
             served.append(self._listeners.pod_resources)
             await self._listeners.pod_resources.start()
@@ -458,7 +457,7 @@ class Service:
                 self._manager.alive()
             await self._clock.sleep(period)
 
-    def _make_listeners(self) -> Iterator[Connections]:
+    def _make_listeners(self) -> Iterator[Listener]:
         listeners = self._listeners
         if listeners.metrics is not None:
             controller = self._controller
@@ -467,13 +466,14 @@ class Service:
             )
             routes = monitoring.routes()
             callers = callers_of(listeners.metrics)
-            yield Connections(routes, listeners.metrics, METRICS_LIMITS, callers, listeners.tls)
+            metrics = HttpServer(routes, METRICS_LIMITS, callers, listeners.tls)
+            yield Listener(metrics, listeners.metrics)
         size = self._api.max_bytes
         limits = replace(
             ADMISSION_LIMITS, body_bytes=size, bodies=ADMISSION_LIMITS.bodies.times(size)
         )
-        admission = listeners.admission.socket
-        yield Connections(self._api.answer, admission, limits, user_caller, failed=self._api.failed)
+        api = HttpServer(self._api.answer, limits, user_caller, failed=self._api.failed)
+        yield Listener(api, listeners.admission.socket)
 
     def _status(self) -> str:
         state = self._controller.state

@@ -1,13 +1,16 @@
 """Caps the connections of a listener's callers, and the bytes of their bodies and answers.
 
-In go a newcomer and the connections of the listener, in the order of their last activity; out comes
-which of them are closed for it, or an error if none can be. Nothing is kept here. Connections of
-privileged callers are never counted, capped or closed for others, and a caller at its own cap can
-displace nothing but its own connections.
+In go what happens to a connection: it comes, begins a stream, receives a body, sends an answer. Out
+comes room, for which other connections may be closed, or an error. `Caps` keeps the connections and
+closes them; the functions below it choose which. Always true: connections of privileged callers are
+not counted, capped or closed for others; a caller at its own cap displaces nothing but its own
+connections.
 """
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import nullcontext
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
@@ -17,6 +20,9 @@ from agent.server.http import HttpError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from contextlib import AbstractAsyncContextManager
+
+    from agent.server.log import LimitedLog
 
 
 class Caller(Struct, frozen=True):
@@ -60,17 +66,78 @@ class Limits(Struct, frozen=True):
 
 
 class Connection(Protocol):
-    """What is counted of a connection."""
+    """What the caps count of a connection, and how they close it."""
 
     caller: Caller
-    #: From a request's whole head until its answer is there.
-    answering: bool
-    #: From the beginning of a stream.
-    watching: bool
     #: Bytes of a body whose request is not answered.
     body_size: int
     #: Bytes of an answer until all of it is read.
     unread: int
+
+    @property
+    def answering(self) -> bool:
+        """Whether a request has begun and has no answer yet."""
+
+    @property
+    def watching(self) -> bool:
+        """Whether the connection follows a stream."""
+
+    def cut(self, last: bytes = b"") -> None:
+        """End the connection at once; `last` is for a peer of which no request was begun."""
+
+
+class Caps:
+    """The connections of a listener; `gives_way` is said to one that is closed for another."""
+
+    def __init__(self, limits: Limits, lines: LimitedLog, gives_way: bytes) -> None:
+        self._limits = limits
+        self._lines = lines
+        self._gives_way = gives_way
+        #: In the order of their last activity.
+        self.connections: dict[Connection, None] = {}
+        #: Locked while a request begins whose caller is not privileged.
+        self._beginning = asyncio.Lock()
+
+    def enter(self, connection: Connection) -> None:
+        """Add a new connection; raises `FullError`."""
+        self.make_place(connection)
+        self.connections[connection] = None
+
+    def make_place(self, newcomer: Connection) -> None:
+        """Close a connection for a new one or a new watcher if need be; raises `FullError`."""
+        leaving = place(newcomer, self.connections, self._limits)
+        if leaving is not None:
+            self._close(leaving)
+
+    def leave(self, connection: Connection) -> None:
+        """Remove a connection that has ended; one that is not here is ignored."""
+        self.connections.pop(connection, None)
+
+    def active(self, connection: Connection) -> None:
+        """Record activity; a connection that is not here is ignored."""
+        if connection in self.connections:
+            del self.connections[connection]
+            self.connections[connection] = None
+
+    def turn(self, caller: Caller) -> AbstractAsyncContextManager[None]:
+        """Return the context that a request begins in: root's at once, others one at a time."""
+        return nullcontext() if caller.privileged else self._beginning
+
+    def receive(self, connection: Connection, size: int) -> None:
+        """Count so many bytes more of a body; raises `NoRoomError`."""
+        demand_room(connection, size, self.connections, self._limits)
+        connection.body_size += size
+
+    def send(self, connection: Connection, size: int) -> None:
+        """Count the bytes of an answer; connections that read nothing are closed for them."""
+        for leaving in displaced(connection, size, self.connections, self._limits):
+            self._lines.warning("slow reader disconnected", caller=leaving.caller.name)
+            self._close(leaving)
+        connection.unread = size
+
+    def _close(self, connection: Connection) -> None:
+        del self.connections[connection]
+        connection.cut(self._gives_way)
 
 
 _Connection = TypeVar("_Connection", bound=Connection)

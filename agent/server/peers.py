@@ -1,7 +1,9 @@
-"""Who is at the other end of a connection: a user of this host, or an address.
+"""Who is at the other end of a connection, a user of this host or an address, and who may ask.
 
-The kernel says whose process is at the other end of a Unix socket (unix(7)), and whose socket on
-this host is at the other end of a TCP connection (sock_diag(7)).
+In goes a connected socket. The kernel says whose process is at the other end of a Unix socket
+(unix(7)), and whose socket on this host is at the other end of a TCP connection (sock_diag(7)). Out
+comes the caller that the connection is counted for. `Access` is the middleware of the API: requests
+of root, of the agent's own user and of members of a group reach its handler, no others.
 """
 
 from __future__ import annotations
@@ -12,20 +14,37 @@ import os
 import socket
 import struct
 from array import array
+from contextlib import ExitStack
+from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+import structlog
 from msgspec import Struct
+from structlog.contextvars import bound_contextvars
 
+from agent.api.documents import RequesterDocument
+from agent.managers.allocation import API
 from agent.server.limits import Caller
+from agent.server.log import LimitedLog
+from agent.server.operations import requested_by
+from agent.server.queue import called_by
+from cgroupfs.writers import command_of, login_of
 
 if TYPE_CHECKING:
     from asyncio.trsock import TransportSocket
     from collections.abc import Callable
 
+    from agent.server.http import Answer, Failure, Handler, Request
+
+    #: A connected socket, of asyncio or not.
+    Connected: TypeAlias = socket.socket | TransportSocket
     _Ip: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
     #: One end of a TCP connection: address and port.
     _End: TypeAlias = tuple[_Ip, int]
 
+
+log = structlog.get_logger(__name__)
 
 #: From asm-generic/socket.h (Linux 4.13); the socket module does not name it.
 SO_PEERGROUPS: Final = 59
@@ -56,7 +75,50 @@ class Peer(Struct, frozen=True):
         return self.uid in (0, owner) or (group is not None and group in self.groups)
 
 
-def peer_of(connection: socket.socket | TransportSocket) -> Peer:
+class Access:
+    """Lets root, the agent's own user and members of `group` reach a handler.
+
+    `failed` makes the answer to others. `proc` is where procfs is, which has the names of the
+    processes that ask.
+    """
+
+    def __init__(
+        self, handler: Handler, failed: Failure, group: int | None, proc: Path = Path("/proc")
+    ) -> None:
+        self._handler = handler
+        self._failed = failed
+        self._group = group
+        self._proc = proc
+        self._lines = LimitedLog(log)
+
+    async def __call__(self, request: Request) -> Answer:
+        """Answer a request."""
+        if request.connection is None:  # already closed by the peer
+            return self._failed(HTTPStatus.FORBIDDEN, "the connection is closed")
+        peer = peer_of(request.connection)
+        if not peer.may_ask(own_user(), self._group):
+            # In limited lines: whoever can connect can ask without end.
+            self._lines.warning("request rejected", peer_pid=peer.pid, peer_uid=peer.uid)
+            message = f"user {peer.uid} is neither root nor a member of the agent's group"
+            return self._failed(HTTPStatus.FORBIDDEN, message)
+        with ExitStack() as known:
+            known.enter_context(called_by(peer.caller))
+            if request.method != "GET":  # reading is not recorded
+                known.enter_context(requested_by(self._requester(peer)))
+                known.enter_context(bound_contextvars(peer_uid=peer.uid, peer_pid=peer.pid))
+            return await self._handler(request)
+
+    def _requester(self, peer: Peer) -> RequesterDocument:
+        return RequesterDocument(
+            source=API.name,
+            uid=peer.uid,
+            pid=peer.pid,
+            command=command_of(self._proc, peer.pid),
+            login=login_of(self._proc, peer.pid),
+        )
+
+
+def peer_of(connection: Connected) -> Peer:
     """Return the peer of a connected Unix socket (unix(7): SO_PEERCRED, SO_PEERGROUPS).
 
     Of a process in more than 256 groups only the primary one is known, which can only deny.
@@ -66,7 +128,7 @@ def peer_of(connection: socket.socket | TransportSocket) -> Peer:
     return Peer(pid, uid, frozenset((gid, *_supplementary(connection))))
 
 
-def _supplementary(connection: socket.socket | TransportSocket) -> array[int]:
+def _supplementary(connection: Connected) -> array[int]:
     try:
         return array(_GID, connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, _LONGEST))
     except OSError as error:
@@ -75,7 +137,7 @@ def _supplementary(connection: socket.socket | TransportSocket) -> array[int]:
         raise
 
 
-def user_caller(connection: socket.socket) -> Caller:
+def user_caller(connection: Connected) -> Caller:
     """Return the caller of a Unix connection; raises `OSError` if it is closed."""
     return peer_of(connection).caller
 
@@ -90,7 +152,7 @@ def own_user() -> int:
     return os.geteuid()
 
 
-def callers_of(listening: socket.socket) -> Callable[[socket.socket], Caller]:
+def callers_of(listening: socket.socket) -> Callable[[Connected], Caller]:
     """Return what names the caller of a connection to a TCP listener.
 
     A peer on this host counts as its user, as on the Unix socket, so that users who share an
@@ -103,7 +165,7 @@ def callers_of(listening: socket.socket) -> Callable[[socket.socket], Caller]:
     return tcp_caller if named else address_caller
 
 
-def tcp_caller(connection: socket.socket) -> Caller:
+def tcp_caller(connection: Connected) -> Caller:
     """Return the caller of a TCP connection: a user of this host, or else its address.
 
     Raises `OSError` if it is closed.
@@ -112,7 +174,7 @@ def tcp_caller(connection: socket.socket) -> Caller:
     return address_caller(connection) if uid is None else _caller(uid)
 
 
-def address_caller(connection: socket.socket) -> Caller:
+def address_caller(connection: Connected) -> Caller:
     """Return the address of a TCP connection as its caller; raises `OSError` if it is closed.
 
     An IPv6 host can use all addresses of its /64 (RFC 4291 section 2.5.4), which is one caller.

@@ -18,6 +18,8 @@ from agent.config.gates import gate_notes
 from agent.config.load import load_config_file
 from agent.config.model import ConfigError
 from agent.server import log_output as logs
+from agent.server.listener import report_to
+from agent.server.log import LimitedLog
 from agent.server.memory import settle_memory
 from agent.server.service_manager import ServiceManager
 from agent.server.wiring import Wiring
@@ -74,6 +76,7 @@ async def _serve(service: Service, configuration: ConfigurationDocument | None =
             # Not in the loop: the file may be on a file system that does not answer.
             Thread(target=_compare, args=(configuration,), daemon=True).start()
 
+    loop.set_exception_handler(report_to(LimitedLog(log)))
     for number in STOPPING:
         loop.add_signal_handler(number, service.stop)
     loop.add_signal_handler(signal.SIGHUP, hang_up)

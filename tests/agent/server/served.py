@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
-from agent.server.connections import Connections, HttpConnection
+from agent.server.connection import HttpServer
 from agent.server.http import Request, Response, Stream
 from agent.server.limits import Caller, Limit, Limits
+from agent.server.listener import Listener
 from agent.server.sockets import Address, open_tcp
 
 if TYPE_CHECKING:
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
+    from agent.server.connection import HttpConnection
     from agent.server.http import Answer
+    from agent.server.peers import Connected
 
     Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -70,7 +73,8 @@ class Site:
     At /stuck it answers once `free` is set, at /watch with the `pieces`, until one is None.
     """
 
-    listeners: Connections
+    server: HttpServer
+    listener: Listener
 
     def __init__(self) -> None:
         self.port = 0
@@ -118,7 +122,7 @@ class Site:
 
     @property
     def connections(self) -> list[HttpConnection]:
-        return list(self.listeners._connections)
+        return cast("list[HttpConnection]", list(self.server.caps.connections))
 
     async def enter(self, said: bytes = b"") -> Ends:
         ends = await asyncio.open_connection("127.0.0.1", self.port)
@@ -149,7 +153,8 @@ async def opened(
     bounds: Limits | None = None,
     tls: ssl.SSLContext | None = None,
     unix: Path | None = None,
-    caller_of: Callable[[socket.socket], Callable[[socket.socket], Caller]] | None = None,
+    caller_of: Callable[[socket.socket], Callable[[Connected], Caller]] | None = None,
+    stop: float = AT_ONCE,
 ) -> AsyncIterator[Site]:
     """Serve a site to callers as it names them, or as `caller_of` names those of a socket."""
     site = Site()
@@ -161,13 +166,15 @@ async def opened(
         listening.bind(str(unix))
         listening.listen()
     found = (lambda _: site.caller) if caller_of is None else caller_of(listening)
-    site.listeners = Connections(site.answer, listening, bounds or limits(), found, tls)
-    site.listeners.start()
+    bounds = bounds or limits()
+    site.server = HttpServer(site.answer, bounds, found, tls)
+    site.listener = Listener(site.server, listening, stop)
+    await site.listener.start()
     try:
         yield site
     finally:
         site.free.set()
-        await site.listeners.stop(AT_ONCE)
+        await site.listener.stop()
 
 
 async def answered(ends: Ends, said: bytes = ASK) -> bool:

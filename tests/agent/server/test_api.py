@@ -237,7 +237,7 @@ async def test_others_than_root_and_the_group_are_rejected(
 ) -> None:
     other_user = Peer(pid=1, uid=4242, groups=frozenset({4242, 100}))
     async with running(world) as agent:
-        monkeypatch.setattr(api_module, "peer_of", lambda _: other_user)
+        monkeypatch.setattr("agent.server.peers.peer_of", lambda _: other_user)
         for method, path in (("GET", "/v1/status"), ("POST", "/v1/pods"), ("GET", "/nowhere")):
             assert await error_of(agent, method, path, manifest()) == "403 Forbidden"
         assert not agent.controller.state.ledger.allocations
@@ -319,7 +319,7 @@ async def test_a_body_that_does_not_arrive_is_given_up_and_a_compressed_one_not_
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_module, "BODY_SECONDS", 0.01)
-    monkeypatch.setattr("agent.server.connections.LINGER_SECONDS", 0.01)
+    monkeypatch.setattr("agent.server.connection.LINGER_SECONDS", 0.01)
     packed = zlib.compress(manifest())
     async with running(world) as agent:
         for path in ("/v1/pods", BIND):

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import errno
 import gc
 import json
-import os
 import selectors
 import shutil
 import socket
@@ -45,7 +43,6 @@ from agent.pods.quantity import Quantity
 from agent.progress import EndedError
 from agent.rpc import CallError
 from agent.server import lifecycle
-from agent.server.connections import AT_A_TIME
 from agent.server.errors import EXPECTED
 from agent.server.handlers import SMALL_BYTES
 from agent.server.limits import Caller
@@ -106,7 +103,8 @@ PACKAGES: Final = ("agent.cluster", "agent.devices", "agent.sources")
 #: The files of what deals with neighbours.
 HERE: Final = (
     *(f"{name}/" for name in ("cluster", "devices", "kubelet", "nri", "sources")),
-    *(f"server/{name}.py" for name in ("advice", "connections", "events", "handlers", "http")),
+    *(f"server/{name}.py" for name in ("advice", "connection", "events", "handlers", "http")),
+    *(f"server/{name}.py" for name in ("listener", "peers")),
 )
 #: A client waits so long for an answer, in seconds.
 CLIENT_SECONDS: Final = 2.0
@@ -134,18 +132,11 @@ class _Skipping(selectors.DefaultSelector):
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """A loop on such a selector; `full`: the next connection finds no descriptor left."""
+    """A loop on such a selector."""
 
     def __init__(self) -> None:
         self.selector = _Skipping()
-        self.full = False
         super().__init__(self.selector)
-
-    async def sock_accept(self, sock: socket.socket) -> tuple[socket.socket, Any]:
-        if self.full:
-            self.full = False
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return await super().sock_accept(sock)
 
     def time(self) -> float:
         return time.monotonic() + self.selector.skipped
@@ -624,7 +615,6 @@ async def asked(where: Path, point: str, fault: str, *, early: bool, clock: Fake
         with _sent(world.socket, b"GET /v1/watch HTTP/1.1\r\nHost: a\r\n\r\n"):
             for request in _requests(client):
                 await _answered(request)
-            cast("_Loop", asyncio.get_running_loop()).full = True
             fit = partial(client.fit, manifest("big", UID, cpu="40"), 1)
             await asyncio.gather(*(_answered(fit) for _ in range(6)))
             await asyncio.to_thread(_exchanges, world.socket, service._listeners.metrics_port)
@@ -687,9 +677,9 @@ def _exchanges(path: Path, port: int) -> None:
         (path, expecting + last, b"{}"),
         (path, b"no HTTP\r\n\r\n", b""),
     )
-    for address, head, body in (*asked, *AT_A_TIME * ((path, b"", b""),)):
+    for address, head, body in asked:
         with suppress(OSError), _sent(address, head) as connection:
-            found = head and connection.recv(1 << 16)
+            found = connection.recv(1 << 16)
             if body:
                 connection.sendall(body)
             while found:

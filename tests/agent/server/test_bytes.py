@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from agent.server import connections as connections_module
+from agent.server import connection as connection_module
 from agent.server import lifecycle as service_module
-from agent.server.connections import MAX_HEAD_BYTES, PIECE_BYTES, READ_BYTES, HttpConnection
+from agent.server.connection import (
+    AHEAD_BYTES,
+    MAX_HEAD_BYTES,
+    PIECE_BYTES,
+    READ_BYTES,
+    HttpConnection,
+)
 from agent.server.handlers import MAX_BODY_BYTES
 from agent.server.limits import Limit
 from tests.agent.server.served import (
@@ -19,7 +25,6 @@ from tests.agent.server.served import (
     AT_ONCE,
     BODY,
     EXPECT,
-    FOREVER,
     LARGE,
     LARGE_ASK,
     LAST,
@@ -43,13 +48,14 @@ if TYPE_CHECKING:
 
 BIG_ASK = ASK[:-2] + b"X: %s\r\n" % (b"a" * 4000) * 2 + b"\r\n"
 HEAD = posting("/body", "Content-Length: 5")
+CHUNKED = posting("/stuck", "Transfer-Encoding: chunked")
 LONGEST = posting("/v1/pods", EXPECT, f"Content-Length: {MAX_BODY_BYTES}")
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not wait for the rest of a body that does not come."""
-    monkeypatch.setattr(connections_module, "LINGER_SECONDS", 0.01)
+    monkeypatch.setattr(connection_module, "LINGER_SECONDS", 0.01)
 
 
 def take(*all_ends: Ends) -> None:
@@ -94,6 +100,7 @@ async def test_a_body_is_counted_as_it_is_announced_or_comes_until_it_is_answere
     [
         pytest.param(posting("/stuck", f"Content-Length: {LARGE}") + bytes(LARGE), id="body"),
         pytest.param(STUCK + BIG_ASK * 2000, id="requests"),
+        pytest.param(CHUNKED + b"0\r\n\r\n" + BIG_ASK * 2000, id="behind chunks"),
     ],
 )
 @in_loop
@@ -116,7 +123,29 @@ async def test_little_is_received_of_what_is_not_read_yet(
             before = received
             for _ in range(100):
                 await asyncio.sleep(0)
-        assert received <= 4 * READ_BYTES
+        assert received <= 2 * (AHEAD_BYTES + READ_BYTES)
+        leave(ends)
+
+
+@in_loop
+async def test_a_peer_that_is_answered_gets_no_more_ahead_of_its_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    received, ahead = 0, list[int]()
+    update = HttpConnection.buffer_updated
+
+    def counting(connection: HttpConnection, size: int) -> None:
+        nonlocal received
+        received += size
+        update(connection, size)
+
+    monkeypatch.setattr(HttpConnection, "buffer_updated", counting)
+    async with opened() as site:
+        site.handled = lambda _: ahead.append(received - len(BIG_ASK) * len(ahead))
+        ends = await site.enter(BIG_ASK * 200)
+        for _ in range(200):
+            await ends[0].readuntil(b"hello")
+        assert max(ahead) <= AHEAD_BYTES + 2 * READ_BYTES
         leave(ends)
 
 
@@ -132,7 +161,7 @@ async def test_a_head_that_does_not_end_is_not_kept() -> None:
             except ConnectionResetError:
                 assert reader.at_eof() or not site.connections
             writer.close()
-    assert [line["why"] for line in said] == ["its head does not end"]
+    assert [line["why"] for line in said] == ["its head is too long"]
 
 
 @in_loop
@@ -164,10 +193,7 @@ async def test_answers_that_are_not_taken_make_room_and_those_that_are_read_do_n
 
 
 @in_loop
-async def test_who_leaves_after_the_answer_leaves_its_place_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connections_module, "HALF_CLOSED_SECONDS", FOREVER)
+async def test_who_leaves_after_the_answer_leaves_its_place_at_once() -> None:
     async with opened() as site:
         ends = await site.begin(HEAD)
         ends[1].write(b"12345")  # apart from the head, as http.client sends it
@@ -180,16 +206,12 @@ async def test_who_leaves_after_the_answer_leaves_its_place_at_once(
 
 @pytest.mark.parametrize(("said", "size"), [(STUCK, 5), (LARGE_ASK, LARGE)])
 @in_loop
-async def test_who_sends_no_more_is_answered_and_then_over(
-    monkeypatch: pytest.MonkeyPatch, said: bytes, size: int
-) -> None:
-    monkeypatch.setattr(connections_module, "HALF_CLOSED_SECONDS", FOREVER)
+async def test_who_sends_no_more_is_answered_and_then_over(said: bytes, size: int) -> None:
     async with opened() as site:
         ends = await site.begin(said)
         ends[1].write_eof()
         (connection,) = site.connections
-        while not connection.half_closed:  # noqa: ASYNC110  # a socket's end sets no event
-            await asyncio.sleep(0)
+        await connection.ended.wait()
         site.free.set()
         assert await status(ends) == 200
         assert len(await ends[0].read()) == size

@@ -2,14 +2,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import inspect
 import os
+import re
 import socket
-from typing import TYPE_CHECKING
+import ssl
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
+import structlog
+from aiohttp.web_protocol import RequestHandler
 from structlog.testing import capture_logs
 
-from agent.server import connections
+from agent.server import connection, listener
+from agent.server.listener import report_to
+from agent.server.log import LimitedLog
 from agent.server.sockets import Address, open_tcp, tls_context
 from tests.agent.server.served import (
     ASK,
@@ -29,6 +36,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.server.http import Request
+
+log = structlog.get_logger(__name__)
 
 
 @in_loop
@@ -187,25 +196,58 @@ async def test_a_tls_handshake_that_never_comes_makes_room_in_time_and_for_other
 
 
 @in_loop
-async def test_a_host_without_descriptors_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "PAUSE_SECONDS", 0.0)
-    loop = asyncio.get_running_loop()
-    accept = loop.sock_accept
-    rejections = [errno.EMFILE, errno.ECONNABORTED]
+async def test_a_connection_with_tls_keeps_its_place_after_the_handshake(certificate: Path) -> None:
+    tls = tls_context(Address("127.0.0.1", 0, certificate, certificate))
+    trusting = ssl.create_default_context(cafile=certificate)
+    async with opened(limits(2), tls) as site:
+        secure = await asyncio.open_connection("127.0.0.1", site.port, ssl=trusting)
+        assert await answered(secure)
+        assert len(site.connections) == 1
+        plain = await site.enter(ASK)
+        await ended(plain)
+        assert await answered(secure)
+        leave(secure, plain)
+        await site.gone()
 
-    async def rejecting(listening: socket.socket) -> tuple[socket.socket, object]:
-        if rejections:
-            number = rejections.pop(0)
+
+def test_nothing_of_aiohttp_that_is_private_is_used_or_hidden() -> None:
+    hidden = {
+        name
+        for base in RequestHandler.__mro__
+        for name in getattr(base, "__slots__", ())
+        if name.startswith("_")
+    }
+    source = "".join(map(inspect.getsource, (connection, listener)))
+    assert "_messages" in hidden
+    assert hidden.isdisjoint(re.findall(r"\.(_\w+)", source))
+
+
+class Crowded(socket.socket):
+    """A listening socket of a process without descriptors, for a while."""
+
+    rejections: ClassVar[list[int]] = []
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.rejections:
+            number = self.rejections.pop(0)
             raise OSError(number, os.strerror(number))
-        return await accept(listening)
+        return super().accept()
 
-    monkeypatch.setattr(loop, "sock_accept", rejecting)
+
+@in_loop
+async def test_a_host_without_descriptors_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0)
+    monkeypatch.setattr(Crowded, "rejections", [errno.EMFILE, errno.ECONNABORTED])
     with capture_logs() as said:
+        asyncio.get_running_loop().set_exception_handler(report_to(LimitedLog(log)))
         async with opened(limits(1)) as site:
+            listening = open_tcp(Address("127.0.0.1", 0))
+            site.port = listening.getsockname()[1]
+            await site.listener.listen(Crowded(fileno=listening.detach()))
             visitor = await site.enter()
             assert await answered(visitor)
             leave(visitor)
-    assert not rejections
+    assert not Crowded.rejections
     assert [line["reason"] for line in said] == ["Too many open files"]
 
 
@@ -216,7 +258,7 @@ async def test_another_socket_takes_over_and_what_is_connected_stays() -> None:
         assert await answered(before)
         listening = open_tcp(Address("127.0.0.1", 0))
         site.port = listening.getsockname()[1]
-        await site.listeners.listen(listening)
+        await site.listener.listen(listening)
         after = await site.enter()
         assert await answered(before)
         assert await answered(after)
@@ -227,17 +269,13 @@ async def test_another_socket_takes_over_and_what_is_connected_stays() -> None:
 
 
 @in_loop
-async def test_accepting_that_ends_or_takes_no_connection_stands_still(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    accept = asyncio.get_running_loop().sock_accept
-    never = asyncio.Event()
-    monkeypatch.setattr(asyncio.get_running_loop(), "sock_accept", lambda _: never.wait())
+async def test_accepting_that_ends_or_takes_no_connection_stands_still() -> None:
+    loop = asyncio.get_running_loop()
     async with opened() as site:
-        assert site.listeners.standing() == ""
+        assert site.listener.standing() == ""
+        loop.remove_reader(site.listener._listening)
         leave(await site.enter())
-        assert site.listeners.standing() == "connections wait and none is accepted"
-        monkeypatch.setattr(asyncio.get_running_loop(), "sock_accept", accept)
-        await site.listeners.listen(open_tcp(Address("127.0.0.1", 0)))
-        assert site.listeners.standing() == ""
-    assert site.listeners.standing() == "accepting has ended"
+        assert site.listener.standing() == "connections wait and none is accepted"
+        await site.listener.listen(open_tcp(Address("127.0.0.1", 0)))
+        assert site.listener.standing() == ""
+    assert site.listener.standing() == "accepting has ended"

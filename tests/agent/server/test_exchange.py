@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from agent.server import connections as connections_module
+from agent.server import connection as connection_module
 from tests.agent.server.served import ASK, BODY, EXPECT, FOREVER, LAST, asking, opened, posting
 from tests.agent.server.support import in_loop
 
@@ -54,8 +54,8 @@ async def test_requests_of_one_connection_are_answered_in_their_order() -> None:
     async with opened() as site:
         chunks = b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
         chunked = posting("/body", "Transfer-Encoding: chunked") + chunks
-        said = posting("/body", body=b"one") + chunked + asking("/x", LAST)
-        assert parsed(await talk(site, said)) == [(200, b"<one>"), (200, b"<abc>"), HELLO]
+        said = posting("/body", body=b"one") + asking("/x") + chunked
+        assert parsed(await talk(site, said)) == [(200, b"<one>"), HELLO, (200, b"<abc>")]
 
 
 HELLO = (200, b"hello")
@@ -97,7 +97,7 @@ async def test_what_is_said_is_asked_once_and_answered(
 async def test_a_peer_that_still_sends_its_body_sees_the_answer_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections_module, "LINGER_SECONDS", FOREVER)
+    monkeypatch.setattr(connection_module, "LINGER_SECONDS", FOREVER)
     async with opened() as site:
         head = posting("/x", "Content-Length: 5000000")
         assert parsed(await talk(site, head, *[bytes(100_000)] * 50, end=True)) == [HELLO]

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from agent.pods.manifest import load_pod
-from agent.server import handlers
 from agent.server import lifecycle as service_module
-from agent.server.connections import HttpConnection
+from agent.server.connection import HttpConnection
 from agent.server.handlers import Api
 from agent.server.http import Request, RequestTarget, Response
 from agent.server.limits import Limit
@@ -113,9 +112,9 @@ async def test_nothing_is_kept_of_a_connection_that_is_over() -> None:
 async def test_at_the_end_answers_under_way_are_given_and_idle_connections_are_not_waited_for() -> (
     None
 ):
-    async with opened() as site:
+    async with opened(stop=FOREVER) as site:
         idle, busy = await site.enter(), await site.begin(STUCK)
-        stopping = asyncio.create_task(site.listeners.stop(FOREVER))
+        stopping = asyncio.create_task(site.listener.stop())
         asyncio.get_running_loop().call_later(AT_ONCE, site.free.set)
         assert b"hello" in await busy[0].read()
         await stopping
@@ -127,7 +126,7 @@ async def test_at_the_end_answers_under_way_are_given_and_idle_connections_are_n
 async def test_an_answer_that_does_not_come_holds_up_the_end_only_for_its_time() -> None:
     async with opened() as site:
         stuck = await site.begin(STUCK)
-        await site.listeners.stop(AT_ONCE)
+        await site.listener.stop()
         assert await ended(stuck) == b""
         leave(stuck)
 
@@ -202,7 +201,7 @@ async def test_whatever_a_member_asks_for_root_waits_for_one_of_the_answers(
     def peer_of(uid: int) -> Peer:
         return Peer(os.getpid(), uid, frozenset({MEMBERS}))
 
-    monkeypatch.setattr(handlers, "peer_of", peer_of)
+    monkeypatch.setattr("agent.server.peers.peer_of", peer_of)
     member, answers = os.geteuid() + 1, list[int]()
     async with running(world) as agent:
         await agent.controller.admit(load_pod(manifest(), "test"))

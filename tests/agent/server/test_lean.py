@@ -12,8 +12,8 @@ import pytest
 
 from agent.server.memory import as_if_missing, settle_memory
 
-#: What the libraries bring along and no agent uses: colours, web applications.
-NEVER_USED = frozenset({"rich", "pygments", "aiohttp.web_app"})
+#: What the libraries bring along and no agent uses: colours.
+NEVER_USED = frozenset({"rich", "pygments"})
 
 
 class Ring:
