@@ -81,7 +81,9 @@ def test_reasons_causes_and_rules_are_all_explained_and_no_others() -> None:
 
 
 def test_events_are_all_explained_and_no_others() -> None:
-    found = set(re.findall(r'\._?(?:publish|pod_event)\(\s*"(\w+)"', sources())) | {"EventsLost"}
+    found = set(re.findall(r'\._?(?:publish|report_running)\(\s*"(\w+)"', sources())) | {
+        "EventsLost"
+    }
     assert set(rows("event (`numawarden watch`)")) == found
 
 

@@ -207,8 +207,11 @@ def rules_with_devices(draw: st.DrawFn) -> EffectivePolicy:
         for name in ("gpu", "nic")
     }
     topology = replace(rules.policy.topology, prefer_closest_numa_nodes=draw(st.booleans()))
-    # Of sets that are not preferred the rules do not look at sockets (docs/differences.md).
-    options = replace(rules.policy.cpu.options, align_by_socket=False)
+    # Of sets that are not preferred the rules do not look at sockets, and they do not see where
+    # whole cores of several sizes add up (docs/differences.md).
+    options = rules.policy.cpu.options
+    whole = options.full_pcpus_only and rules.machine.cpus.cores_alike
+    options = replace(options, align_by_socket=False, full_pcpus_only=whole)
     cpu = replace(rules.policy.cpu, options=options)
     policy = replace(rules.policy, cpu=cpu, topology=topology, devices=devices)
     return EffectivePolicy(rules.machine, policy, MANAGERS)
