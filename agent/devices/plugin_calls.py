@@ -1,11 +1,13 @@
 """The calls of one connected device plugin, each with a deadline.
 
 In: a plugin that registered. Out: its options, lists of devices, preferences and deliveries, read
-within bounds (`agent.devices.lists`), or an error whose text fits in a line. For every call:
+within bounds (`agent.devices.lists`), or an error whose text fits in a line. For every call but the
+stream of lists, which lasts as long as the connection:
 
 1. While the breaker of its method is open, the call is skipped (`SkippedCallError`).
 2. The calls of one plugin are made one after the other, as a kubelet makes them.
-3. A call ends with the answer or at its deadline (`Deadlines`); at the deadline the breaker opens.
+3. A call that has its turn ends with the answer or at its deadline (`Deadlines`); at the deadline
+   the breaker opens.
 4. What came of the call is counted (`CallResult`).
 """
 
@@ -42,8 +44,8 @@ if TYPE_CHECKING:
 #: How long a method is not called after a call without an answer, in seconds. Calls are made one
 #: after the other, so each further deadline would delay all pods with the resource.
 BACK_OFF: Final = 60.0
-#: The longest time without a call; each further call without an answer doubles `BACK_OFF`.
-LONGEST_BACK_OFF: Final = 960.0
+#: How often that time doubles at most, once for each further call without an answer.
+MOST_DOUBLINGS: Final = 4
 #: The most characters of a plugin's own words in an error.
 LONGEST_WORDS: Final = 500
 #: The pause after a connection that failed, in seconds.
@@ -181,7 +183,7 @@ class Plugin:
         started = self._clock.monotonic()
         try:
             raw = await send(method, request, RawMessage, seconds)
-        except asyncio.CancelledError:  # the pod's time for all its calls is over
+        except asyncio.CancelledError:  # mostly since the pod's time for all its calls is over
             breaker.open()
             self._count(method, CallResult.TIMEOUT)
             raise
@@ -209,11 +211,13 @@ class Plugin:
         A plugin may serve the socket a moment after it registers.
         """
         latest = self._clock.monotonic() + seconds
+        left = seconds
         while True:
             try:
-                raw: bytes = await self._client.call(method, request, response, seconds)
+                raw: bytes = await self._client.call(method, request, response, left)
             except CallError as error:
-                if error.code != _UNREACHABLE or self._clock.monotonic() >= latest:
+                left = latest - self._clock.monotonic() - _REDIAL
+                if error.code != _UNREACHABLE or left <= _REDIAL:
                     raise
             else:
                 return raw
@@ -222,8 +226,8 @@ class Plugin:
     def _check_breaker(self, method: str) -> None:
         """Raise `SkippedCallError` while the breaker of a method is open.
 
-        A container that PreStartContainer would not prepare must not get devices, so its breaker
-        also keeps Allocate from being called.
+        A container that PreStartContainer would not prepare must not get devices: an open breaker
+        of that method keeps Allocate from being called, too.
         """
         if method == _ALLOCATE and self.options.pre_start:
             self._check_breaker(_START)
@@ -262,7 +266,7 @@ class CallBreaker:
         return max(0.0, self._open_until - self._monotonic())
 
     def begin(self) -> None:
-        """Note that a call begins; a half-open breaker keeps all others out until it ends."""
+        """Note that a call begins; a half-open breaker keeps others out for one more pause."""
         if self.timeouts:
             self._lengthen()
 
@@ -277,12 +281,12 @@ class CallBreaker:
         self.timeouts += 1
 
     def _lengthen(self) -> None:
-        pause = min(BACK_OFF * 2**self.timeouts, LONGEST_BACK_OFF)
-        self._open_until = self._monotonic() + pause
+        doublings = min(self.timeouts, MOST_DOUBLINGS)
+        self._open_until = self._monotonic() + BACK_OFF * 2**doublings
 
 
 def unanswered(method: str, breaker: CallBreaker) -> str:
-    """Return that the last calls of a method were not answered."""
+    """Return the sentence that the last calls of a method were not answered."""
     times = f" {breaker.timeouts} times in a row" if breaker.timeouts > 1 else ""
     return f"{method} was not answered in time{times}"
 

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
 
-from agent.devices.plugin_calls import BACK_OFF, LONGEST_BACK_OFF, CallBreaker
+from agent.devices.plugin_calls import BACK_OFF, MOST_DOUBLINGS, CallBreaker, Plugin
 from agent.devices.plugin_limits import CALLS, IGNORED_PREFERENCES, CallResult, Deadlines
 from agent.devices.provider import DeviceError
-from tests.agent.devices.plugins.support import GPU, PATIENT, SHORT, connected, served
+from agent.devices.registration import Registrant
+from agent.rpc import CallError
+from tests.agent.devices.plugins.support import GPU, PATIENT, SHORT, Tally, connected, served
 from tests.agent.server.support import FakeClock, in_loop
 from tests.fakes.device_plugin import always, device, encoded, failing, never
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
     from pathlib import Path
 
     from tests.agent.devices.plugins.support import Served
     from tests.fakes.device_plugin import Answer, FakePlugin
 
 FOUR = frozenset("abcd")
+#: The longest pause of a method, in seconds.
+LONGEST = BACK_OFF * 2**MOST_DOUBLINGS
 #: Answers late as far as the agent can see, however slow the machine.
 LATE = failing("DEADLINE_EXCEEDED", "late")
 
@@ -203,6 +207,48 @@ def test_while_a_method_that_hung_is_tried_it_is_not_called() -> None:
     assert breaker.remaining == 0
 
 
+def test_a_method_that_hangs_for_weeks_is_tried_as_often_as_one_that_hangs_for_an_hour() -> None:
+    clock = FakeClock()
+    breaker = CallBreaker(clock.monotonic)
+    for _ in range(1100):
+        breaker.begin()
+        breaker.open()
+        clock.advance(LONGEST)
+    assert breaker.remaining == 0
+    breaker.begin()
+    assert breaker.remaining == LONGEST
+
+
+class NobodyServes:
+    """A client of a socket that nobody serves; each attempt takes three seconds."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.seconds: list[float] = []
+
+    async def call(self, *asked: Any) -> Any:  # noqa: ANN401  # as of SocketClient
+        self.seconds.append(asked[-1])
+        self.clock.advance(min(3, asked[-1]))
+        raise CallError("UNAVAILABLE", "nobody serves it")
+
+    async def stream(self, *_: Any) -> AsyncGenerator[Any, None]:  # noqa: ANN401
+        yield None
+
+    async def close(self) -> None:
+        pass
+
+
+@in_loop
+async def test_all_attempts_to_reach_a_plugin_have_one_deadline(directory: Path) -> None:
+    clock, registrant = FakeClock(), Registrant(GPU, directory / "gpu.sock")
+    client, began = NobodyServes(clock), clock.monotonic()
+    plugin = Plugin(registrant, client, Deadlines(options=10), clock, Tally())
+    with pytest.raises(CallError, match="failed to dial device plugin"):
+        await plugin.connect()
+    assert client.seconds == pytest.approx([10, 6.9, 3.9, 0.9])
+    assert clock.monotonic() <= began + 10
+
+
 @pytest.mark.parametrize(
     ("hanging", "field"), [("Allocate", "allocation"), ("PreStartContainer", "start")]
 )
@@ -229,7 +275,7 @@ async def test_an_answer_closes_the_breaker(directory: Path) -> None:
             plugin.answers["Allocate"] = answer
             with pytest.raises(DeviceError):
                 await running.plugins.allocate(GPU, ("a",))
-            running.clock.advance(LONGEST_BACK_OFF)
+            running.clock.advance(LONGEST)
         assert running.plugins.conditions() == ()
 
 
