@@ -1,15 +1,16 @@
 """Host-wide settings of isolation: observe, compare, save, write, read back, give back.
 
-In go the pods with what they ask for, out comes what is not as asked (`IsolationReport`). A pass
+In go the pods with what they ask for, out comes what is not as asked (`IsolationReport`). A setting
+that pods need is held: it differs from its original, which is what the host had. A pass
 (`HostIsolation.apply`)
 
-1. reads each place that is to differ, saves what it had, writes it and reads it back; at an
-   admission interrupts are not read back, the comparison that follows reads them;
-2. gives back what is no longer to differ.
+1. gives the originals back of settings that no pod needs any longer;
+2. reads each setting that a pod needs, saves its original, writes it and reads it back; at an
+   admission interrupts are not read back, the comparison that follows reads them.
 
 A pass can be repeated after any failure, and after a death at any point
 (`agent.isolation.originals` says why). What another program wrote since the agent did stays, unless
-it uses CPUs that it has to keep off: irqbalance and users may move an interrupt among the others.
+that uses exclusive CPUs: irqbalance and users may move an interrupt among all others.
 
 The sets of the cgroups beside the pods' (`agent.isolation.slices`) and the exclusive CPUs of all
 pods (`agent.isolation.partitions`) are saved here, but the enforcer writes them with the cgroups of
@@ -74,7 +75,8 @@ class HostIsolation:
         pods: str = "",
     ) -> None:
         self._config = config
-        #: Whether anything is configured: else only a comparison looks for what is left to restore.
+        #: Whether anything is configured. If not, comparisons alone make a pass, which gives back
+        #: what an earlier configuration held.
         self.active = config != IsolationConfig()
         self._places = places
         self._custody = Custody(places, originals)
@@ -89,12 +91,12 @@ class HostIsolation:
         self.report = NOT_APPLIED
 
     def try_again(self) -> None:
-        """Ask a systemd that did not answer again; call this before a comparison."""
+        """Ask systemd again if it did not answer; call this before a comparison."""
         self._places.try_again()
         self._slices.compare_units()
 
     def slices(self, exclusive: Mask, online: Mask) -> Iterable[Setting]:
-        """Return what the cgroups beside the pods' are to have: what is not exclusive of theirs.
+        """Return what the cgroups beside the pods' are to have: their CPUs without exclusive ones.
 
         See `HostSlices.narrowed`; nothing where this is not configured.
         """
@@ -119,8 +121,9 @@ class HostIsolation:
         """Make the host's settings as these pods have them; see `report`.
 
         `bound` are the cgroups that containers are bound to, which may be among the host's.
-        Without `thorough` nothing is read where nothing that is asked changed, but the threads of
-        the pods that `started`, by uid. `cgroups_of` returns the cgroups of a pod.
+        Without `thorough`, and if pods ask for the same as at the last pass, no setting is read:
+        only the threads of the pods that `started` (uids) are looked for. `cgroups_of` returns the
+        cgroups of a pod.
         """
         last, self._last = self._last, None  # until the pass has ended
         try:
@@ -163,10 +166,10 @@ class HostIsolation:
             self._interrupts.take_in()
         desired = dict(desired_settings(asked, self._places))
         of_groups = self._groups.places_of(asked.resctrl)
-        # 1. Give back what is no longer to differ.
+        # 1. Give back what no pod needs.
         held = {*desired, *of_groups, *self._slices.held, self.partitions.place}
         pass_.failed, pass_.written = self._custody.give_back(self._custody.originals.keys() - held)
-        # 2. Write what is to.
+        # 2. Write what pods need.
         try:
             self._writer.hold(pass_, desired)
         finally:
@@ -217,7 +220,7 @@ class HostIsolation:
         self.report = replace(self.report, conditions=conditions, counts=self._groups.counts)
 
     def _own_sets(self, asked: IsolatedCpus, bound: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Yield the cgroups, in those that are narrowed, whose own CPUs became exclusive."""
+        """Yield the cgroups below narrowed slices that have own CPUs which are exclusive now."""
         avoided = asked.avoided.get(IsolationItem.HOST_SLICES, EMPTY)
         for name in sorted(slices_of(self._custody.originals).values()) if avoided else ():
             for cgroup, cpus in self._places.own_sets(name):

@@ -4,6 +4,9 @@ In go the tree, the ledger, the bindings and the files of a container runtime; o
 pod, its cgroup with those of its containers (`agent.reconcile.identify` says which is which), and
 the cgroups that belong to no pod (`agent.reconcile.orphans`). Container runtimes make the cgroups
 of containers, so these are found and never created here.
+
+A binding says that a cgroup, in the pod's or elsewhere, is a certain container of a pod. A cgroup
+that was bound before is released. Of a boundary only the pod's own cgroup is looked at.
 """
 
 from __future__ import annotations
@@ -80,7 +83,7 @@ def identify_cgroups(
     date. Raises `OSError` as the tree does, but not for missing cgroups.
     """
     allocations, known = ledger.allocations, {} if known is None else known
-    # 1. Forget pods that ended.
+    # 1. Forget ended pods once more pods are known than there are.
     if len(known) > len(allocations):
         for uid in known.keys() - allocations.keys():
             del known[uid]
@@ -101,8 +104,8 @@ def identify_cgroups(
         )
         for uid, path in paths.items()
     }
-    # 4. What belongs to no pod. In the other QoS classes it inherits the shared pool: no CPUs are
-    #    taken there that a change gives to a pod.
+    # 4. What belongs to no pod. For one change only that of Guaranteed pods is looked for: in the
+    #    other QoS classes it inherits the shared pool, and has no CPUs that the change gives away.
     used = frozenset(paths.values())
     if scope is None:
         orphaned = orphans.of_ended_pods(tree, layout, used)
@@ -115,7 +118,11 @@ def identify_cgroups(
 
 
 def _classes(layout: Layout) -> Mapping[Tier, str]:
-    """Return the cgroups of the QoS classes; Guaranteed pods with CPUs are siblings of these."""
+    """Return the cgroups of the QoS classes that have one.
+
+    Guaranteed pods with CPUs of their own stand beside these, those without in the shared cgroup,
+    where the layout has one.
+    """
     without = (Tier.GUARANTEED, *(() if layout.shares else (Tier.SHARED,)))
     return {tier: layout.tier(tier) for tier in Tier if tier not in without}
 
@@ -129,9 +136,9 @@ def _bound(
 ) -> dict[str, dict[str, str]]:
     """Return the bound cgroups of the pods of `paths`: {pod uid: {cgroup: container}}.
 
-    A binding counts while its pod is in the ledger, its cgroup exists, and that is in its pod's
-    cgroup or outside of all pods'. Of two nested bound cgroups the inner one is the container, so
-    other pods' bindings that are nested in these are looked at, too.
+    A binding counts while its pod is in the ledger and its cgroup exists, inside its pod's cgroup
+    or outside of all pods'. Of two nested bound cgroups the inner one is the container, so the
+    bindings of other pods whose cgroups lie in one of these pods' are looked at, too.
     """
     if not bindings:
         return {}
@@ -196,7 +203,7 @@ def _identified_pod(
         Located(cgroup, container, IdentifiedBy.BOUND, subgroups(tree, cgroup, released))
         for cgroup, container in bound.items()
     ]
-    # 3. The others. A cgroup around a bound one is not a container itself; its settings stay.
+    # 3. The others. A cgroup around a bound one is no container, and is left as it is.
     inside = containers_of(path, listed or {})
     unbound = [
         cgroup
@@ -216,7 +223,10 @@ def _identified_pod(
 
 
 def _is_told_by_name(located: Located, finder: ContainerIdentifier | None) -> bool:
-    """Return whether neither the cgroup's CPUs nor the runtime's files told what it is."""
+    """Return whether neither the cgroup's CPUs nor the runtime's files told what it is.
+
+    Where a runtime's files are read, that holds for a cgroup with the name of its container alone.
+    """
     if finder is not None:
         return located.container == located.cgroup.rpartition("/")[2]
     return located.identity not in (IdentifiedBy.CPUS, IdentifiedBy.UNKNOWN)

@@ -8,10 +8,11 @@ HTTP. This module does what aiohttp leaves to a server:
 2. `HttpConnection` gives the peer a deadline for each stage, and aiohttp one request at a time.
 3. `Exchange` counts the bytes of a body and of an answer, and writes the answer in pieces.
 
-Always true: requests of root and of the agent's own user begin at once, of all others one at a
-time. A connection in a stage with a deadline ends at the deadline, whatever the peer sends. Of what
-a peer sends ahead of its answers, `AHEAD_BYTES` and one receive are kept here, and as much again in
-aiohttp behind a chunked body.
+Always true: requests of root and of the agent's own user begin at once, those of all others one
+after the other, whoever they are; once begun, requests run side by side. A connection in a stage
+with a deadline ends at the deadline, whatever the peer sends; while a handler runs there is none
+here. Of the requests that a peer sends ahead of its answers, `AHEAD_BYTES` and one receive are kept
+here, and behind a chunked body as much again in aiohttp.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ _OWN_HEADERS: Final = (("Server", "numawarden"),)
 _GIVES_WAY: Final = "too many connections; this one was idle for longest, and nothing was begun"
 #: How long the rest of a request is received and discarded after its answer, in seconds.
 LINGER_SECONDS: Final = 1.0
-#: Size of one receive; aiohttp keeps at most four times that of a body without a reader.
+#: Size of one receive. Of a body that nobody reads, aiohttp keeps four receives at most.
 READ_BYTES: Final = 16 << 10
 #: Bytes behind the current request at which receiving pauses.
 AHEAD_BYTES: Final = 32 << 10
@@ -100,13 +101,13 @@ class HttpServer(Server):
         tls: SSLContext | None = None,
         failed: Failure = plain_failure,
     ) -> None:
-        # What a gone client waits for is dropped if it has not begun.
+        # The handler of a client that has gone is cancelled; an action that has begun goes on.
         super().__init__(self.answer, handler_cancellation=True)
         self.limits = limits
         self.tls = tls
         self.failed = failed
         self.lines = LimitedLog(log)
-        #: A peer that is closed for others is told that a request which it has sent did nothing.
+        #: A connection that is closed to make room is told that its request was not begun.
         self.caps = Caps(
             limits, self.lines, _raw(failed(HTTPStatus.SERVICE_UNAVAILABLE, _GIVES_WAY))
         )

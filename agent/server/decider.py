@@ -3,7 +3,7 @@
 In goes a pod that waits in the line (`Admission`) and a ledger, out comes a `Proposal`. The first
 of these steps that rejects the pod ends them:
 
-1. A pod that another source asks for is left to that source.
+1. A pod that is admitted for another source is rejected: it stays with that source.
 2. A pod with the name of an admitted pod is rejected, or is decided on the ledger without that one
    where it is to replace it.
 3. A host that the configuration does not fit admits no new pod.
@@ -11,7 +11,8 @@ of these steps that rejects the pod ends them:
 
 Where step 4 depends on which devices a plugin prefers, `propose` goes on as if none did, and
 says so in the proposal. `with_preferences` then asks the plugins and decides again with their
-answers, `with_delivery` has them deliver the devices.
+answers, on the ledger of the state; `with_delivery` has them deliver the devices. The line is held
+meanwhile, so the ledger does not change between these.
 """
 
 from __future__ import annotations
@@ -120,14 +121,15 @@ class Decider:
     def propose(self, request: Admission, ledger: Ledger, answers: _Answers = _UNASKED) -> Proposal:
         """Decide on a pod that waits.
 
-        `ledger` is that of the state, perhaps with pods which have neither the uid nor the name of
-        this one.
+        `ledger` is that of the state, perhaps with further pods, none of which has the uid or the
+        name of this one.
         """
         clock = self._steps.clock
         replaced = self.replaced(request.pod) if request.replace_pod else None
         started = clock.monotonic()
         decision, suspended = self._decide(request.pod, request.source, ledger, replaced, answers)
         seconds = clock.monotonic() - started
+        # Once plugins were asked, what is still open counts as no preference.
         return Proposal(request, decision, replaced, None if answers else suspended, seconds)
 
     def preview(self, pod: Pod, source: Source, replaced: PodAllocation | None = None) -> Decision:
@@ -142,8 +144,8 @@ class Decider:
     async def with_devices(self, pod: Pod, source: Source) -> Pod:
         """Return a pod with the devices that the kubelet beside the agent gave to its containers.
 
-        The kubelet is asked only about its own pods, of these about those that ask for a resource
-        which the agent does not provide.
+        Only the kubelet's own pods are looked up, and of these only pods that ask for an extended
+        resource which the agent does not provide.
         """
         kubelet = self._state.parts.kubelet_devices
         if kubelet is None or source.name != KUBELET:
@@ -159,7 +161,7 @@ class Decider:
         return replace(pod, given_devices=given) if given else pod
 
     def plugin_time(self) -> PluginTime:
-        """Return how long plugins have for a pod from now on."""
+        """Return until when plugins have time for a pod that is decided now."""
         now, parts = asyncio.get_running_loop().time(), self._state.parts
         runtime = None if parts.runtime is None else parts.runtime()
         waits = runtime is not None and runtime.connected

@@ -1,7 +1,7 @@
 """Proposals take effect: they are saved, enforced, read back, reported and answered.
 
 In goes a group of proposals, each decided on the ledger that the one before it leaves; each of
-their callers gets an answer. The order is the promise of an admission:
+their callers gets an answer. Callers rely on this order:
 
 1. All of the group is saved at once. If that fails, nothing has changed, and all of them fail.
 2. Rejected pods are answered.
@@ -70,7 +70,7 @@ class Effects:
         """Have proposals take effect, and answer their callers.
 
         A pod that is admitted already, and one that replaces another, come alone. Raises
-        `CheckpointFailedError`; nobody was answered then.
+        `CheckpointFailedError` and `_DoubleAllocationError`: nobody of the group was answered then.
         """
         if group[0].decision.already_admitted:
             [repeated] = group
@@ -78,8 +78,8 @@ class Effects:
             return
         steps, state = self._steps, self._state
         admitted = [proposal for proposal in group if proposal.allocation is not None]
-        # 1. Save. If that fails, it fails for those that were rejected as well: without the others
-        #    there may be room for them.
+        # 1. Save. If that fails, it fails for rejected pods as well: they were decided on a ledger
+        #    with the others, which are not admitted now.
         if admitted:
             await self._save(admitted)
         # 2. Answer rejected pods.
@@ -88,8 +88,8 @@ class Effects:
                 await proposal.request.answer(self._reject(proposal))
         if not admitted:
             return
-        # 3. Enforce. A replaced pod is first confined to the pool that there is with neither pod:
-        #    nothing is given before it was taken from others.
+        # 3. Enforce. A replaced pod is first confined to the shared pool as it is without both
+        #    pods: nothing is given before it was taken from others.
         removal = None
         for proposal in admitted:
             if proposal.replaced is not None:
@@ -183,7 +183,7 @@ class Effects:
     async def _repeat(self, decision: Decision) -> AdmissionDocument:
         """Answer for a pod that is admitted already, and enforce what it lacks.
 
-        A recovered or imported allocation is confirmed by the specification that fits it.
+        The first specification that fits a recovered or imported allocation confirms it.
         """
         steps, state, uid = self._steps, self._state, decision.uid
         confirmed = state.ledger.allocations[uid].origin is not Origin.DECIDED
@@ -220,7 +220,8 @@ class _DoubleAllocationError(Exception):
 def _check_unique(ledger: Ledger, new: set[str]) -> None:
     """Raise `_DoubleAllocationError` if new pods have CPUs or devices of others, or each other's.
 
-    No decision does that. It is looked at before each save all the same: nothing would be worse.
+    No decision does that. It is checked before new pods are saved all the same: a double allocation
+    would be the worst fault of all.
     """
     pods = ledger.allocations.values()
     added = [pod for pod in pods if pod.uid in new]

@@ -93,7 +93,7 @@ class OutcomeReporter:
             name, lines = full_name(allocations[uid]), details(differences)
             log.error("pod not enforced", uid=uid, pod=name, conditions=lines)
             self._publish("PodNotEnforced", uid, name, "; ".join(lines))
-        # 4. The same holds outside of pods, unless the report has why the tree could not be read.
+        # 4. So does what the host lacked, unless the report itself says why the tree is unreadable.
         of_no_pod = outcome.of_pod("")
         if not (outcome.compared or of_no_pod):
             of_no_pod = observed.unenforced
@@ -116,10 +116,10 @@ class OutcomeReporter:
                 self._publish("PodNotExclusive", uid, name, "; ".join(news))
 
     def note_failure(self, why: str, uids: tuple[str, ...]) -> tuple[Difference, ...]:
-        """Report that a step of a saved change failed; return what pods lack for it.
+        """Count that a step of a saved change failed; return what the pods lack because of it.
 
-        Without `uids` the host lacks it. The next comparison does what is missing, and shows what
-        still is.
+        Without `uids` the host lacks it. The next comparison tries again, and reports what is still
+        missing.
         """
         lacking = tuple(Difference("", why, Cause.UNKNOWN, uid) for uid in uids or ("",))
         for difference in lacking:
