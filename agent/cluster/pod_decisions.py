@@ -2,16 +2,16 @@
 
 In: the uids of pods whose sandbox or resources changed. Out: the state of each pod (`PodState`);
 its allocation is in the ledger. A decision goes the way of any pod, through the controller's queue.
-At most one decision of a pod is in progress: who asks for another one waits for it.
+While one for the pod is in progress no other begins: `is_done` waits for that one.
 
 | state | what is true | what moves the pod on |
 |-|-|-|
-| undecided | no decision was made since its sandbox, or the runtime, changed | `decide` |
-| admitted | a decision found or gave an allocation | `reopen`: undecided |
+| undecided | no decision was made, or the pod was reopened since | `decide` |
+| admitted | a decision found or gave an allocation | `reopen`, or a runtime that connects |
 | rejected | the last decision gave no allocation, for `reason` | the next `decide` |
 
-`decide` leaves the pod undecided if its specification is not known or the agent stops. A pod is
-forgotten with its sandbox.
+`decide` leaves the pod undecided if its specification is not known, if the source cannot be read,
+or if the agent stops. A pod is forgotten with its sandbox, also amid its decision.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ log = structlog.get_logger(__name__)
 #: waits.
 ASK_SECONDS: Final = 0.5
 #: How long the kubelet may take for all pods that it is asked for when a runtime connects, in
-#: seconds, and for how many it is asked at once.
+#: seconds.
 ASK_ALL_SECONDS: Final = 2.0
+#: For how many pods the kubelet is asked at once then.
 _ASKED_AT_ONCE: Final = 64
-#: States of an entry of the source whose pod was decided and not admitted.
+#: The states of an entry of the source that mean: decided, and not admitted.
 _NOT_ADMITTED: Final = (REJECTED, CONFLICT)
 #: Stands for all pods among the uids of decisions in progress.
 _ALL: Final = ""
@@ -108,25 +109,26 @@ class PodDecisions:
     def forget(self, uid: str) -> None:
         """Forget a pod whose sandbox was removed, and have the source read again."""
         self._runtime_pods.pop(uid, None)
-        self._begin(uid, self._sync())
+        self._begin(uid, self._sync())  # a decision in progress ends with that
 
     def decide(self, uid: str) -> None:
         """Begin the decision of a pod unless one is in progress."""
+        self._runtime_pods.setdefault(uid, RuntimePod())
         self._begin(uid, self._decide(uid))
 
     def decide_to_start(self, uid: str) -> None:
-        """Begin the decision of a pod whose containers start, also if it ran shared before."""
+        """Begin the decision of a pod whose containers start, even if it was left to run shared."""
         if self._controller.shared_pod(uid) is not None:
             self._intake.try_again(self._pods.key(uid))
         self.decide(uid)
 
     async def is_done(self, uid: str, deadline: float) -> bool:
-        """Wait for the decision in progress until the `deadline` of the loop's clock."""
+        """Wait for the decision in progress; False at the `deadline` of the loop's clock."""
         return await in_time(self._deciding[uid], deadline)
 
     def decide_all(self, uids: Collection[str]) -> None:
-        """Begin the decision of all pods that there are, and forget all others."""
-        self._runtime_pods = {uid: pod for uid, pod in self._runtime_pods.items() if uid in uids}
+        """Begin the decision of the pods that the runtime has, and forget all others."""
+        self._runtime_pods = {uid: self._runtime_pods.get(uid, RuntimePod()) for uid in uids}
         for uid in self._runtime_pods:
             self.reopen(uid)
         self._begin(_ALL, self._decide_all(frozenset(uids)))
@@ -139,7 +141,7 @@ class PodDecisions:
         return task
 
     def still_allocated(self) -> str:
-        """Return which pods that may have ended have an allocation, "" if none has."""
+        """Return which pods have an allocation still and may have ended, "" if none."""
         return still_allocated(self._controller.state.ledger.allocations, self._pods.ending)
 
     def still_shared(self, pod: PodAllocation) -> tuple[str, ...]:
@@ -176,8 +178,11 @@ class PodDecisions:
         # 4. Cgroups of a pod that had an allocation may be new, or changed since: compare them.
         if had_allocation and self.allocation(uid) is not None:
             await self._compare(uid)
-        # 5. Note the state.
-        pod = self.pod(uid)
+        # 5. Note the state, or read the source again if the pod was forgotten meanwhile.
+        pod = self._runtime_pods.get(uid)
+        if pod is None:
+            await self._sync()
+            return
         pod.state, pod.reason = PodState.UNDECIDED, ""
         if document is not None and _is_rejected(document):
             pod.state, pod.reason = PodState.REJECTED, document.message
@@ -201,12 +206,12 @@ class PodDecisions:
 
     def _note_admitted(self, uids: Iterable[str]) -> None:
         for uid in uids:
-            if self.allocation(uid) is not None:
-                pod = self.pod(uid)
+            pod = self._runtime_pods.get(uid)
+            if pod is not None and self.allocation(uid) is not None:
                 pod.state, pod.reason = PodState.ADMITTED, ""
 
     async def _ask_for_all(self, uids: Sequence[str]) -> None:
-        """Ask for pods together; those that are not answered in time come by another way."""
+        """Ask for pods together; one that is not answered in time comes with the kubelet's list."""
         remaining = iter(uids)
 
         async def ask() -> None:
@@ -218,7 +223,7 @@ class PodDecisions:
                 await asyncio.gather(*(ask() for _ in range(_ASKED_AT_ONCE)))
 
     async def _settle(self, uid: str) -> ManifestDocument | None:
-        """Have one pod admitted before all others; None if it is not an entry or that failed."""
+        """Have one pod admitted before all others; None if it is no entry or cannot be read now."""
         try:
             return await self._intake.settle(self._pods.key(uid))
         except QueueStopped:

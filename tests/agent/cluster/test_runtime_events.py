@@ -326,6 +326,19 @@ async def test_a_removed_sandbox_is_reported_to_the_source(site: Site) -> None:
         ]
 
 
+async def test_a_pod_whose_sandbox_goes_amid_its_decision_is_forgotten(site: Site) -> None:
+    async with beside(site) as agent:
+        decisions = agent.events._decisions
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2")
+        await without_a_decision(agent)
+        await agent.events.sandbox_started(sandbox())
+        agent.events.sandbox_removed(sandbox())
+        assert decisions._deciding
+        agent.never.set()
+        await asyncio.gather(*decisions._deciding.values())
+        assert not decisions._runtime_pods
+
+
 async def test_a_runtime_that_is_away_is_a_condition_until_it_connects(site: Site) -> None:
     async with beside(site) as agent:
         conditions = agent.controller.state.observed.conditions
