@@ -8,8 +8,8 @@
   questions, and its `resume` goes on with the answers. Nothing is reserved meanwhile.
 
 What explains a decision (its hints, eligibility, rejection, warnings) is worked out when it is
-read, since most of it never is. A late reader gets what an early one would have: nothing that an
-explanation rests on changes after the decision.
+read, since most of it never is. When that is makes no difference: what an explanation rests on does
+not change after the decision.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Decision(Struct, frozen=True, dict=True):
     counters: Mapping[CounterKey, int] = MappingProxyType({})
     #: The pod was in the ledger before, and keeps what it has.
     already_admitted: bool = False
-    #: What `warnings` are about; None: there are none.
+    #: The pod to check for warnings; None: `warnings` has only those of the demand.
     pod: Pod | None = None
     suspended: Suspended | None = None
 

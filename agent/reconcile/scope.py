@@ -2,12 +2,15 @@
 
 Observing all cgroups costs time in proportion to the containers of the host, while most changes
 concern one pod. What is left out is not compared, so no CPU that a change gives to a pod may depend
-on it. `scope_of` returns what to observe (`AffectedPods`):
+on it. `scope_of` returns what to observe (`AffectedPods`), by the first rule that applies:
 
-1. Everything, unless all cgroups were observed and enforced before, and every change since.
-2. A change that takes no CPUs from other pods: the cgroups of the pods that it concerns, read back.
-3. A change with which CPUs change hands: a pod that it concerns has exclusive CPUs, or the shared
-   pool changed. Any container may run on CPUs that are about to be given away: one that started
+1. Everything, unless all cgroups were once observed and enforced, and so was each later change; and
+   where the node's capacity changed.
+2. If the change takes no CPUs from other pods: the cgroups of the pods that it concerns.
+3. Everything, if a pod of another QoS class than Guaranteed has CPUs of its own: it splits its
+   class, whose cgroup then is no boundary.
+4. Else CPUs change hands: a pod that the change concerns has exclusive CPUs, or the shared pool
+   changed. Any container may run on CPUs that are about to be given away: one that started
    meanwhile, one that another process moved or widened. A former observation is not proof. But no
    container has more CPUs than the cgroups above it, so the boundaries are observed: the cgroups of
    the QoS classes, in which the pods of a class inherit the shared pool, and the own cgroup of each
@@ -15,8 +18,6 @@ on it. `scope_of` returns what to observe (`AffectedPods`):
    concerns, those that have containers in the shared pool beside exclusive CPUs, and those bound to
    cgroups outside of the pods'. The cgroup of a removed pod is observed, since it stays as long as
    processes live in it.
-4. Everything after all where the cgroup of a class does not confine: a pod of another class than
-   Guaranteed has CPUs of its own.
 
 What another process changed or started meanwhile in the part that is left out is found by the next
 comparison, which observes everything. Where an observed boundary was changed by another process,
@@ -49,7 +50,7 @@ class AffectedPods(Struct, frozen=True):
 
     #: The uids of pods that are observed in full.
     pods: frozenset[str]
-    #: Pods that the ledger no longer has.
+    #: The former allocations of pods that were removed or changed.
     gone: tuple[PodAllocation, ...] = ()
     #: The uids of pods of which only their own cgroup is observed.
     boundaries: frozenset[str] = frozenset()
@@ -68,16 +69,16 @@ def scope_of(
 ) -> AffectedPods | None:
     """Return what has to be observed so that the kernel enforces `after`; None is everything.
 
-    `before` was enforced in full (None: unknown). The pods `uids` are observed in any case.
-    `shares` returns whether a container of a pod (uid) runs in a shared pool, `inheriting` are the
-    pods (uids) that a cgroup above them confines. `all_pods` is the cgroup of all pods, `classes`
-    are those of the pods in `after`.
+    `before` was enforced in full (None: unknown). Of the pods `uids` those in the ledger are
+    observed in any case. `shares` returns whether a container of a pod (uid) runs in a shared pool,
+    `inheriting` are the pods (uids) that inherit the pool from a cgroup above. `all_pods` is the
+    cgroup of all pods, `classes` are those of the pods in `after`.
     """
     # 1.
     if before is None or before.capacity != after.capacity:
         return None
     old, new = before.ledger.allocations, after.ledger.allocations
-    # An allocation may be made again with the same content; nearly all are the same object.
+    # `differences` compares objects: an allocation may be made again with the same content.
     changed = [uid for uid in differences(old, new) if old.get(uid) != new.get(uid)]
     concerned = {*changed, *_rebound(before.bindings, after.bindings), *uids}
     pods = {uid for uid in concerned if uid in new}
@@ -86,11 +87,11 @@ def scope_of(
     exclusive = any(new[uid].exclusive_cpus for uid in pods)
     if not exclusive and before.shared_pool == after.shared_pool:
         return AffectedPods(frozenset(pods), gone)
-    # 4.
+    # 3.
     splits = any(new[uid].exclusive_cpus for uid in pods & inheriting)
     if splits or classes.split or any(map(_splits_its_class, gone)):
         return None
-    # 3.
+    # 4.
     elsewhere = (one for one in after.bindings if not one.cgroup.startswith(f"{all_pods}/"))
     pods |= {binding.pod_uid for binding in elsewhere if binding.pod_uid in new}
     guaranteed = classes.guaranteed - pods - inheriting
@@ -107,7 +108,8 @@ def _splits_its_class(pod: PodAllocation) -> bool:
 def _rebound(old: Bindings, new: Bindings) -> set[str]:
     """Return the pods (uids) that a changed binding concerns.
 
-    Of two nested cgroups the inner one counts, whichever pod it is bound to.
+    Of two nested cgroups the inner one is the container: a changed binding also concerns the pods
+    that cgroups inside and around it are bound to.
     """
     if old == new:
         return set()

@@ -1,8 +1,8 @@
 """Puts an agent together: opens, checks and restores what it needs, in nine steps (`Wiring`).
 
 In go a configuration, the plugs, and replacements of parts of the host for tests; out comes a
-`Service` that is ready to run. Until it runs, no cgroup of a pod is written. If a step fails, what
-was opened before is closed, and the error keeps the agent from starting.
+`Service` that is ready to run. Until it runs, only the cgroup above all pods is written. If a step
+fails, what was opened before is closed, and the error keeps the agent from starting.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class Wiring:
 
     The cgroup tree and the state directory are locked. Raises errors that keep the agent from
     starting: `StartError`, `EnforcementStartError`, `CgroupRootError`, `TreeLockedError`,
-    `StateDirectoryError`, `CheckpointIOError`, `ConfigError`, `SysfsError`.
+    `StateDirectoryError`, `CheckpointIOError`, `ConfigError`, `SysfsError`, and `OSError` where
+    neither the checkpoint nor the cgroups say which pods there are.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Wiring:
         self._given, self._plugs, self._clock = config, plugs, clock
         self._fakes = fakes or Fakes()
         self._boot_id = running_boot(PROC)
-        # 1. Who works beside the agent: a kubelet that must not be there ends the start here.
+        # 1. Find the kubelet beside the agent; the start ends here if it must not be there.
         self._neighbour = plugs.check(config, self._fakes.kubelet_root)
         self._managers = (*self._neighbour.managers, *plugs.managers)
         #: What the start found, by subject: of the neighbour and its version, and of all else.
@@ -133,7 +134,7 @@ class Wiring:
             self._layout = self._make_layout()
             self._identifier = self._make_identifier()
             self._running = self._observe_pods()
-            # 5. Read the host, and make the policy of it, with what providers of devices offer.
+            # 5. Read the host; make the policy from it and from the devices that are offered.
             self._providers = self._make_providers()
             self._reader = self._make_reader()
             self._configured = self._configure()
@@ -178,7 +179,10 @@ class Wiring:
         return open_tree(self._given.agent.cgroup_mount)
 
     def _make_layout(self) -> Layout:
-        """Return where pods stand; a shared cgroup that exists is used, configured or not."""
+        """Return where pods stand.
+
+        Where no neighbour makes cgroups, a shared cgroup that exists is used, configured or not.
+        """
         config = self._config
         layout = make_layout(config.cgroup_driver, config.cgroup_root)
         shares = config.agent.shared_cgroup or self._tree.exists(layout.tier(Tier.SHARED))
