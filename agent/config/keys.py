@@ -44,7 +44,7 @@ class Key(Struct, frozen=True):
     title: str = ""
     #: YAML of a value, where the help does not show how to write one.
     example: str = ""
-    #: Whether a section without the key is a mistake; the default stands for the value then.
+    #: Whether a section without the key is a mistake; reading goes on with the default.
     is_required: bool = False
 
     @property
@@ -69,7 +69,7 @@ def key(
     explained: str,
     **facts: Any,  # noqa: ANN401  # further fields of `Key`, which checks them
 ) -> Value:
-    """Declare a key at its field; the struct has the default there."""
+    """Declare a key at its field, where the section then has the default (`_SectionType`)."""
     return cast("Value", Key(default, kind, explained, **facts))
 
 
@@ -165,7 +165,7 @@ def schema(of: type[Section]) -> Schema:
 
 
 def item_schema(of: type[Section]) -> Schema:
-    """Return the schema of a section as an item of a list: with required keys, without defaults."""
+    """Return the schema of a section as an item of a list: as `schema`, without defaults."""
     properties = {
         key.name: (key.kind.schema if key.is_required else nullable(key.kind.schema))
         | {"description": _description(key)}

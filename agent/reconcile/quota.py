@@ -1,9 +1,13 @@
 """The quotas (`cpu.max`) of a pod's cgroup and of the cgroups in it.
 
-In: the allocation of a pod and the period of quotas. Out: `PodQuotas`. No quota throttles a
-container with exclusive CPUs, unless the feature gate DisableCPUQuotaWithExclusiveCPUs is off. The
-other containers of its pod divide what these CPUs leave of the pod's limit; each has 10m at least,
-the kernel's smallest quota.
+In: the allocation of a pod and the period of quotas. Out: `PodQuotas`. No quota that is written
+throttles a container with exclusive CPUs, unless the feature gate DisableCPUQuotaWithExclusiveCPUs
+is off. The other containers of its pod divide what these CPUs leave of the pod's limit; each has
+10m at least, the kernel's smallest quota.
+
+Words. A container is *bound by its quota* or by a cpuset of the pod's own CPUs. A *phase* is the
+turn of an init container or the time of the started pod. What a phase can *spare* is the limit
+without the CPUs of cpusets and without the requests of the containers bound by their quota.
 
 Sources. The amounts are the kubelet's (pkg/kubelet/cm/helpers_linux.go, MilliCPUToQuota): a limit
 of m millicores is m * 100 microseconds in each 100,000, at least 1,000. The limit of a pod is the
@@ -42,15 +46,15 @@ if TYPE_CHECKING:
 _MILLIS_PER_CPU: Final = 1000
 #: The smallest quota that the kernel takes, in millicores.
 _LEAST: Final = MIN_QUOTA_US * _MILLIS_PER_CPU // DEFAULT_PERIOD_US
-#: What each container gets, in millicores, before any is raised to its limit: a container without
-#: a request would hardly run otherwise.
+#: Up to so many millicores each container is raised first, if that can be spared: one without a
+#: request would hardly run otherwise.
 _FLOOR: Final = 100
-#: A quota of the pod does not throttle if it exceeds what the pod may use by this fraction (a
-#: quarter) of the use. The kernel hands a quota out in slices, of which each CPU may keep one, and
-#: a cgroup may exceed its own quota within a tick. Measured on Linux 6.12 with two busy exclusive
-#: CPUs and two containers at their quotas of one CPU: of 50 periods 25 were throttled with nothing
-#: to spare, 4 with a twentieth, 2 with a tenth, none with a quarter.
-_SPARE: Final = 4
+#: A quota of the pod counts as one that does not throttle if it exceeds what the pod may use by the
+#: use divided by this: by a quarter. The kernel hands a quota out in slices, of which each CPU may
+#: keep one, and a cgroup may exceed its own quota within a tick. Measured on Linux 6.12 with two
+#: busy exclusive CPUs and two containers at their quotas of one CPU: of 50 periods, 25 were
+#: throttled with nothing to spare, 4 with a twentieth, 2 with a tenth, none with a quarter.
+_HEADROOM_DIVISOR: Final = 4
 
 
 class PodQuotas(Struct, frozen=True):
@@ -71,12 +75,12 @@ def cpu_max(limit_millis: int, period_us: int = DEFAULT_PERIOD_US) -> CpuMax:
     if not limit_millis:
         return UNLIMITED
     quota = limit_millis * period_us // _MILLIS_PER_CPU
-    # No machine has more CPUs than the kernel can count: that is no limit.
+    # A quota above the kernel's largest one binds nothing.
     return UNLIMITED if quota > MAX_QUOTA_US else CpuMax(max(quota, MIN_QUOTA_US), period_us)
 
 
 def pod_quotas(pod: PodAllocation, period_us: int | None = DEFAULT_PERIOD_US) -> PodQuotas:
-    """Return the quotas of a pod's cgroups in each period; without a period, none is limited."""
+    """Return the quotas of a pod's cgroups; without a period its containers are unlimited."""
     # 1. Without quotas (`cpuCFSQuota: false`) nothing is limited.
     if period_us is None:
         return PodQuotas(UNLIMITED, dict.fromkeys([c.name for c in pod.containers], UNLIMITED))
@@ -100,7 +104,8 @@ def pod_quotas(pod: PodAllocation, period_us: int | None = DEFAULT_PERIOD_US) ->
     quotas |= {name: quota_of(share) for name, share in shares.items()}
     # 6. The quota of the pod is lifted where it could throttle exclusive CPUs.
     lifted = pod.quota_disabled or not _never_throttles(limit, phases, shares)
-    # 7. A cgroup that is no container of the specification is limited to the rest for others.
+    # 7. A cgroup that is no container of the specification has a limit of its own, but for one that
+    #    cannot be identified where containers run in the pod's pool: it has the pool's CPUs.
     others = quota_of(_limit_of_others(pod, phases[0], limit))
     in_pool = any(container.isolation is Isolation.POD for container in pod.containers)
     return PodQuotas(
@@ -114,13 +119,13 @@ def pod_quotas(pod: PodAllocation, period_us: int | None = DEFAULT_PERIOD_US) ->
 class _Phase(Struct, frozen=True):
     """A phase of a pod's life, in millicores: an init container's turn, or the started pod."""
 
-    #: The CPUs of the containers that are limited by a cpuset: exclusive ones, the pod's pool.
+    #: The CPUs of the containers that are bound by a cpuset: exclusive ones, the pod's pool.
     cpuset_millis: int
-    #: The containers that are limited by a quota, without the sidecars beside an init container.
+    #: The containers bound by their quota; of an init container's turn without the sidecars.
     containers: Sequence[ContainerAllocation]
-    #: How many sidecars with a quota run beside the init container, the first ones of the pod.
+    #: How many sidecars bound by their quota run beside the init container: the pod's first ones.
     sidecars: int
-    #: What the pod's limit leaves when each container with a quota has what it requests.
+    #: What it can spare; negative where more is requested than the limit has.
     spare: int
 
 
@@ -128,7 +133,7 @@ def _phases(containers: Sequence[ContainerAllocation], limit: int) -> tuple[_Pha
     """Return the phase of the started pod, then those of its standard init containers."""
     lasting = [c for c in containers if c.kind is not ContainerKind.INIT]
     millis = _cpuset_millis(lasting)
-    limited = [container for container in lasting if _has_quota(container)]
+    limited = [container for container in lasting if _is_bound_by_quota(container)]
     spare = limit - millis - sum(map(_request, limited))
     return (_Phase(millis, limited, 0, spare), *_init_phases(containers, limit))
 
@@ -141,12 +146,12 @@ def _init_phases(containers: Iterable[ContainerAllocation], limit: int) -> Itera
         elif container.kind is ContainerKind.INIT:
             running = [*sidecars, container]
             millis = _cpuset_millis(running)
-            limited = [each for each in running if _has_quota(each)]
+            limited = [each for each in running if _is_bound_by_quota(each)]
             spare = limit - millis - sum(map(_request, limited))
             yield _Phase(
                 millis,
-                [container] if _has_quota(container) else [],
-                sum(map(_has_quota, sidecars)),
+                [container] if _is_bound_by_quota(container) else [],
+                sum(map(_is_bound_by_quota, sidecars)),
                 spare,
             )
 
@@ -160,8 +165,8 @@ def _divide(phases: Sequence[_Phase]) -> dict[str, int]:
     sidecars = _sidecars(started)
     # 1. Divide what the started pod can spare.
     raised = _raise(started.containers, started.spare)
-    # 2. If its sidecars then have more than a phase of an init container beside a sidecar can
-    #    spare, they divide the least that one can spare, and the other containers the rest.
+    # 2. If its sidecars then have more than the tightest turn of an init container beside them can
+    #    spare, they divide only that, and the other containers divide the rest.
     tightest = min((phase.spare for phase in starting if phase.sidecars), default=started.spare)
     if sum(raised[c.name] for c in sidecars) > tightest:
         apps = [c for c in started.containers if c.kind is not ContainerKind.SIDECAR]
@@ -195,7 +200,7 @@ def _stated_limit(container: ContainerAllocation, _spare: int) -> int:
 
 
 def _no_limit(container: ContainerAllocation, spare: int) -> int:
-    """Return a level above all that is spare, for a container that states no limit."""
+    """Return more than can be spared: a container that states no limit takes any share of that."""
     return 0 if container.cpu.limit_millis else _request(container) + spare + _FLOOR
 
 
@@ -206,6 +211,7 @@ def _evenly(rooms: Mapping[str, int], amount: int) -> dict[str, int]:
     be divided evenly is not given out.
     """
     amount = max(amount, 0)
+    # The smallest room is filled first; what it leaves of its share goes to the larger ones.
     ascending = sorted(room for room in rooms.values() if room > 0)
     level = 0
     for place, room in enumerate(ascending):
@@ -225,15 +231,15 @@ def _never_throttles(limit: int, phases: Sequence[_Phase], shares: Mapping[str, 
         + sum(shares[c.name] for c in phase.containers)
         for phase in phases
     ]
-    return all(use + use // _SPARE <= limit for use in uses)
+    return all(use + use // _HEADROOM_DIVISOR <= limit for use in uses)
 
 
 def _limit_of_others(pod: PodAllocation, started: _Phase, limit: int) -> int:
-    """Return the limit in millicores, 0 for none, of a cgroup of no container of a specification.
+    """Return the limit in millicores, 0 for none, of a cgroup that is no specified container.
 
-    A pod that states more than the limits of its containers has the rest for others. Any other pod
-    has the kubelet's bound for them, the pod's quota: its whole limit, or none where the kubelet
-    removes that quota.
+    The rest is the pod's limit without the CPUs of cpusets. Where containers leave some of it, or
+    state no limit, others have the rest, as each container without a limit would. Else they have
+    the kubelet's bound, the pod's quota: the whole limit, or none where the kubelet removes that.
     """
     rest = limit - started.cpuset_millis
     stated = [container.cpu.limit_millis for container in started.containers]
@@ -266,18 +272,18 @@ def _is_unthrottled(container: ContainerAllocation) -> bool:
     return container.isolation is Isolation.CONTAINER and container.quota_disabled
 
 
-def _has_quota(container: ContainerAllocation) -> bool:
-    """Return whether a container is limited by its quota, not by a cpuset of the pod's own CPUs."""
+def _is_bound_by_quota(container: ContainerAllocation) -> bool:
+    """Return whether a container is bound by its quota, not by a cpuset of the pod's own CPUs."""
     return container.isolation is Isolation.HOST or (
         container.isolation is Isolation.CONTAINER and not container.quota_disabled
     )
 
 
 def _cpuset_millis(containers: Iterable[ContainerAllocation]) -> int:
-    """Return the CPUs, in millicores, of the containers that are limited by a cpuset."""
+    """Return the CPUs, in millicores, of the containers that are bound by a cpuset."""
     bits = 0
     for container in containers:
-        if not _has_quota(container) and container.cpus is not None:
+        if not _is_bound_by_quota(container) and container.cpus is not None:
             bits |= container.cpus.bits
     return bits.bit_count() * _MILLIS_PER_CPU
 

@@ -61,7 +61,7 @@ class OutcomeReporter:
         self._clock = clock
 
     def follow(self, follower: Callable[[list[str]], None]) -> None:
-        """Have `follower` called with the cgroups that a change created.
+        """Have `follower` called after each report with the cgroups that were made, perhaps none.
 
         It can watch them before the first process of the pod starts.
         """
