@@ -1,6 +1,11 @@
-"""Texts that others chose, as they fit in a line: of a log, of a terminal, of a pod's status."""
+"""Texts and lists of names as they fit in a line: of a log, of a terminal, of a pod's status."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def printable(text: str, longest: int | None = None) -> str:
@@ -20,6 +25,12 @@ def printable(text: str, longest: int | None = None) -> str:
 def printable_line(text: str, longest: int) -> str:
     """Return a text as `printable` does, with a space for each run of spaces and line breaks."""
     return printable(" ".join(text.split()), longest)
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """Return the first `most` names, and how many more there are: `a, b and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def _escaped(character: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.api.map_documents import CpuUse, MapWarningDocument
 from agent.pods.model import full_name
+from agent.text import some_of
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -154,12 +155,10 @@ def _nodes(nodes: Mask) -> str:
 def _not_found(pods: Iterable[MapPodDocument]) -> Iterator[MapWarningDocument]:
     for pod in pods:
         if pod.not_found:
-            names = ", ".join(pod.not_found[:_NAMED])
-            others = len(pod.not_found) - _NAMED
-            more = f" and {others} more" if others > 0 else ""
+            names = some_of(pod.not_found, _NAMED)
             yield MapWarningDocument(
                 reason=pod.absence.title().replace(" ", ""),
-                message=f"{full_name(pod)}: {pod.absence} in its cgroup: {names}{more}",
+                message=f"{full_name(pod)}: {pod.absence} in its cgroup: {names}",
                 uids=(pod.uid,),
             )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.pods.model import full_name
 from agent.reconcile.diff import Cause
+from agent.text import some_of
 from cgroupfs.settings import CPUS
 from cgroupfs.state import CPUS_EFFECTIVE
 from sysfs.mask import Mask
@@ -31,9 +32,8 @@ def still_allocated(allocations: Mapping[str, PodAllocation], ending: frozenset[
     pods = [_shown(allocations[uid]) for uid in sorted(ending & allocations.keys())]
     if not pods:
         return ""
-    more = f" and {len(pods) - _NAMED} more" if len(pods) > _NAMED else ""
     return (
-        f"pods that may have ended still have their allocation: {', '.join(pods[:_NAMED])}{more}; "
+        f"pods that may have ended still have their allocation: {some_of(pods, _NAMED)}; "
         "this pod is decided again once that is certain"
     )
 

@@ -15,9 +15,10 @@ import structlog
 
 from agent.config.isolation import IsolationConfig, PartitionMode
 from agent.isolation.places import PLACE_ERRORS, exclusive_of, why_not
-from agent.isolation.report import named
+from agent.isolation.report import MOST_NAMED
 from agent.isolation.rows import partition_words
 from agent.state.checkpoint import CheckpointIOError
+from agent.text import some_of
 from cgroupfs.settings import PARTITION, partition_fault
 from cgroupfs.tree import is_within, parent
 from sysfs.mask import EMPTY
@@ -59,7 +60,7 @@ class PodPartitions:
         """Whether pods may be partitions."""
         return self._config.partitions is not PartitionMode.NEVER
 
-    def wanted(
+    def desired(
         self, allocations: Mapping[str, PodAllocation], bindings: Iterable[Binding], all_pods: str
     ) -> Mapping[str, str] | None:
         """Return the pods (uids) that are to be partitions, each with its kind.
@@ -140,7 +141,7 @@ class PodPartitions:
                 if not listing:
                     continue
                 advice = (
-                    f"CPUs {cpus} are also listed by {named(listing)}: set "
+                    f"CPUs {cpus} are also listed by {some_of(listing, MOST_NAMED)}: set "
                     "agent.isolation.hostCPUs without them, then write the partition again"
                 )
             message = f"another program's partition /{cgroup} is {word!r}; {advice}"

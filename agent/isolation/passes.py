@@ -14,8 +14,9 @@ from msgspec import Struct, field
 
 from agent.isolation.originals import ImmovableError
 from agent.isolation.places import PLACE_ERRORS, why_not
-from agent.isolation.report import named
+from agent.isolation.report import MOST_NAMED
 from agent.isolation.rows import text_to_write
+from agent.text import some_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,9 +49,11 @@ class Pass(Struct):
             lines[f"isolation {item}"] = f"{item} changes less than asked: {why}"
         for why in sorted({*self.failed.values()}):
             places = [f"/{place}" for place, reason in self.failed.items() if reason == why]
-            lines[f"isolation {places[0]}"] = f"not as desired: {named(places)}: {why}"
+            lines[f"isolation {places[0]}"] = (
+                f"not as desired: {some_of(places, MOST_NAMED)}: {why}"
+            )
         if self.late:
-            late = named(sorted(self.late))
+            late = some_of(sorted(self.late), MOST_NAMED)
             lines["isolation interrupts"] = f"still delivered to exclusive CPUs: {late}"
         return MappingProxyType(lines)
 

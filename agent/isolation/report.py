@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from agent.isolation.resctrl import CacheCount
 
-#: So many places are named in a condition.
-_NAMED: Final = 3
+#: The most places that a condition names.
+MOST_NAMED: Final = 3
 
 
 class IsolationReport(Struct, frozen=True):
@@ -30,9 +30,3 @@ class IsolationReport(Struct, frozen=True):
 
 
 NOT_APPLIED: Final = IsolationReport()
-
-
-def named(names: Sequence[str]) -> str:
-    """Return the first of these names, and how many more there are, in words."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}"

@@ -13,6 +13,7 @@ from agent.managers.amounts import size_text
 from agent.managers.decision import Rejection, Shortage, out_of
 from agent.pods.model import CPU, HUGEPAGES_PREFIX, MEMORY, is_native_resource
 from agent.pods.requests import is_memory_type
+from agent.text import some_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -140,9 +141,7 @@ def _offer(limits: Allocatable, name: str) -> str:
         return f"which the node does not offer; it has no {'huge pages' if pages else 'devices'}"
     nearest = () if pages else get_close_matches(name, offered, n=1)
     meant = f'; did you mean "{nearest[0]}"?' if nearest else ""
-    more = f" and {len(offered) - _NAMED} more" if len(offered) > _NAMED else ""
-    listed = f"{', '.join(offered[:_NAMED])}{more}"
-    return f"which the node does not offer; it offers {listed}{meant}"
+    return f"which the node does not offer; it offers {some_of(offered, _NAMED)}{meant}"
 
 
 def _remedies(limits: Allocatable, shortages: Iterable[Shortage]) -> Iterator[str]:

@@ -41,6 +41,7 @@ from agent.pods.model import (
 from agent.pods.quantity import Quantity, QuantityError
 from agent.pods.requests import aggregate
 from agent.pods.validation import assumed_requests, find_problems
+from agent.text import some_of
 from agent.yaml import (
     DEFAULT_MAX_BYTES,
     Field,
@@ -125,9 +126,8 @@ def ignored_parts(document: Node) -> tuple[str, ...]:
     if metadata is not None and metadata.child("deletionTimestamp") is not None:
         warnings.append("metadata.deletionTimestamp is ignored: the pod is admitted as a new one")
     if fields:
-        more = f" and {len(fields) - _LISTED} more" if len(fields) > _LISTED else ""
-        listed = ", ".join(list(fields)[:_LISTED])
-        warnings.append(f"ignored, as they have no meaning here: {listed}{more}")
+        listed = some_of([*fields], _LISTED)
+        warnings.append(f"ignored, as they have no meaning here: {listed}")
     return tuple(warnings)
 
 

@@ -73,14 +73,8 @@ class RejectionReporter:
         self._counters.add(names.REJECTIONS, str(rejection.reason))
         answer = rejection_answer(pod, decision)
         if not conflict:
-            status = FailedPodDocument(
-                uid=pod.uid,
-                name=pod.name,
-                namespace=pod.namespace,
-                reason=str(rejection.reason),
-                message=rejection.message,
-                time=self._clock.time(),
-                source=str(source),
+            status = replace(
+                self._status(pod, source, str(rejection.reason), rejection.message),
                 rejection=answer.rejection,
                 explanation=answer.explanation,
                 kubelet_devices=views.kubelet_device_documents(pod.given_devices),
@@ -204,14 +198,8 @@ class RejectionReporter:
         if source.key and any(pod.source == source for pod in allocations.values()):
             return
         listed, _ = first(mistakes, MISTAKES_SHOWN)
-        status = FailedPodDocument(
-            uid=identity.uid,
-            name=identity.name,
-            namespace=identity.namespace,
-            reason=INVALID_MANIFEST,
-            message=message,
-            time=self._clock.time(),
-            source=printable(str(source)),
+        status = replace(
+            self._status(identity, source, INVALID_MANIFEST, message),
             details=tuple(
                 replace(mistake, path=shortened(mistake.path), message=shortened(mistake.message))
                 for mistake in listed
@@ -241,7 +229,7 @@ class RejectionReporter:
             reason=reason,
             message=message,
             time=self._clock.time(),
-            source=str(source),
+            source=printable(str(source)),
         )
 
     def _notify(self, status: FailedPodDocument, source: Source) -> None:

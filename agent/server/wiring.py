@@ -339,7 +339,7 @@ class Wiring:
             self._writer_of(opened),
             beside_kubelet=self._neighbour.makes_cgroups,
             beside=isolation.slices if isolation.active else no_host_settings,
-            partitions=lambda target, all_pods: isolation.partitions.wanted(
+            partitions=lambda target, all_pods: isolation.partitions.desired(
                 target.ledger.allocations, target.bindings, all_pods
             ),
         )

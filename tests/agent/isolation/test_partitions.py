@@ -182,7 +182,7 @@ def test_what_cannot_be_a_partition_is_a_condition_only_of_pods_that_ask(plain: 
 
 
 def test_below_another_cgroup_root_no_pod_is_a_partition(plain: Machine) -> None:
-    assert plain.isolation.partitions.wanted({OWN.uid: OWN}, (), "box/kubepods") is None
+    assert plain.isolation.partitions.desired({OWN.uid: OWN}, (), "box/kubepods") is None
     plain.isolation.apply((), (), thorough=True)
     assert "cgroupRoot is /box, which is not the agent's" in conditions(plain)
 

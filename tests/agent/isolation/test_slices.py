@@ -71,7 +71,7 @@ class Machine:
             of,
             pods,
             beside=self.isolation.slices,
-            partitions=lambda target, above: self.isolation.partitions.wanted(
+            partitions=lambda target, above: self.isolation.partitions.desired(
                 target.ledger.allocations, target.bindings, above
             ),
         )
