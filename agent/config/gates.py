@@ -193,7 +193,8 @@ _MISTYPED: Final = 0.9
 def gate_notes(gates: Mapping[str, bool]) -> Iterator[str]:
     """Yield a line for each gate that changes nothing here; one that looks mistyped has a hint.
 
-    Gates of Kubernetes and invented ones are not told apart: which there are differs by version.
+    A gate of Kubernetes that changes nothing here and a name that no version has get the same line:
+    the set of gates differs by version.
     """
     guess = guesses(_MISTYPED)
     for name in gates:

@@ -4,8 +4,8 @@ A key is declared once, at the field of the section that holds its value:
 
     port: int = key(9464, whole_number(0, 65535), "The TCP port of the metrics listener.")
 
-The declaration is where its name, default, bounds, meaning and example come from, whoever shows or
-checks them: the file, `--set`, the page, the commented example, the JSON schema, an error message.
+The file, `--set`, the page, the commented example, the JSON schema and error messages all take its
+name, default, bounds, meaning and example from this declaration.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The configuration: every key of the kubelet that the agent has, and the section `agent`.
 
 The keys here have the names, values and defaults of the kubelet (KubeletConfiguration,
-kubelet.config.k8s.io/v1beta1), so that settings can be carried over. Whoever reads, writes, shows
-or explains a configuration goes by these declarations. `agent.config.load` makes a `Config` of a
+kubelet.config.k8s.io/v1beta1), so that settings can be carried over. A configuration is read,
+written and explained by these declarations. `agent.config.load` makes a `Config` of a
 file, `agent.config.resolve` makes the policy on a host of a `Config`. Durations are seconds.
 """
 

@@ -55,7 +55,7 @@ _OPTIONS: Final = "GetDevicePluginOptions"
 _PREFER: Final = "GetPreferredAllocation"
 _ALLOCATE: Final = "Allocate"
 _START: Final = "PreStartContainer"
-#: gRPC's names of the statuses of a socket that nobody serves, and of a deadline that passed.
+#: gRPC's status names: no server listens on the socket; the deadline was exceeded.
 _UNREACHABLE: Final = "UNAVAILABLE"
 _TIMEOUT: Final = "DEADLINE_EXCEEDED"
 

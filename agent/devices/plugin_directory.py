@@ -48,7 +48,7 @@ UNLINKED_SOCKET: Final = ".numawarden"
 _DIRECTORY_MODE: Final = 0o750
 #: That of the kubelet's socket: connecting needs the right to write, so only root can.
 _SOCKET_MODE: Final = 0o755
-#: Nobody listens on the socket, or there is none.
+#: No process listens on the socket, or it does not exist.
 _FREE: Final = frozenset((errno.ECONNREFUSED, errno.ENOENT))
 
 BoundT = TypeVar("BoundT")

@@ -251,7 +251,7 @@ class DevicePlugins:
     async def _serve_directory(self) -> None:
         while True:
             await self._server.ensure()
-            if self._server.fault:  # the plugins register with whoever serves it now
+            if self._server.fault:  # another process serves it: plugins register there
                 await self._disconnect_all()
             self.settled.set()
             for resource in self._resources.expire():

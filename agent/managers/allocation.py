@@ -72,7 +72,7 @@ class Isolation(StrEnum):
     HOST = "host"
     #: The containers of the pod that share its budget.
     POD = "pod"
-    #: Nobody.
+    #: No other container.
     CONTAINER = "container"
 
 

@@ -215,7 +215,7 @@ def _identified_pod(
         located.append(Located(cgroup, name, identity, below))
     located = by_cpus(tree, pod, located)
     identified = LocatedPod(path, listed is not None, tuple(sorted(located, key=_BY_CGROUP)))
-    # 4. Keep what names alone have told.
+    # 4. Keep the result if every container was identified by name.
     plain = inside and not (bound or released or any(inside.values()))
     if listed and plain and all(_is_told_by_name(one, finder) for one in located):
         known[pod.uid] = pod, listed, identified
@@ -223,7 +223,7 @@ def _identified_pod(
 
 
 def _is_told_by_name(located: Located, finder: ContainerIdentifier | None) -> bool:
-    """Return whether neither the cgroup's CPUs nor the runtime's files told what it is.
+    """Return whether a cgroup was identified by neither its CPUs nor the runtime's files.
 
     Where a runtime's files are read, that holds for a cgroup with the name of its container alone.
     """

@@ -205,7 +205,7 @@ def _no_limit(container: ContainerAllocation, spare: int) -> int:
 
 
 def _evenly(rooms: Mapping[str, int], amount: int) -> dict[str, int]:
-    """Divide an amount of millicores evenly, to nobody more than its room.
+    """Divide an amount of millicores evenly, to none more than its room.
 
     Equal rooms get equal shares, so that equal containers get equal quotas; the rest that cannot
     be divided evenly is not given out.

@@ -76,7 +76,7 @@ class AllocationSamples:
     def _verdict_samples(
         self, rules: EffectivePolicy, ledger: Ledger, intrusions: Intrusions
     ) -> Iterator[Sample]:
-        """Yield the samples of verdicts; judge only pods that changed or that are intruded anew."""
+        """Yield the samples of verdicts; judge only pods that changed, or whose intruders did."""
         before, self._verdicts = self._verdicts, {}
         for uid, allocation in ledger.allocations.items():
             entry, intruding = before.get(uid), intrusions.get(uid, ())

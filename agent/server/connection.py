@@ -9,7 +9,7 @@ HTTP. This module does what aiohttp leaves to a server:
 3. `Exchange` counts the bytes of a body and of an answer, and writes the answer in pieces.
 
 Always true: requests of root and of the agent's own user begin at once, those of all others one
-after the other, whoever they are; once begun, requests run side by side. A connection in a stage
+after the other across all callers; once begun, requests run side by side. A connection in a stage
 with a deadline ends at the deadline, whatever the peer sends; while a handler runs there is none
 here. Of the requests that a peer sends ahead of its answers, `AHEAD_BYTES` and one receive are kept
 here, and behind a chunked body as much again in aiohttp.
@@ -71,7 +71,7 @@ _OWN_HEADERS: Final = (("Server", "numawarden"),)
 _GIVES_WAY: Final = "too many connections; this one was idle for longest, and nothing was begun"
 #: How long the rest of a request is received and discarded after its answer, in seconds.
 LINGER_SECONDS: Final = 1.0
-#: Size of one receive. Of a body that nobody reads, aiohttp keeps four receives at most.
+#: Size of one receive. aiohttp buffers at most four receives of a body that no handler reads.
 READ_BYTES: Final = 16 << 10
 #: Bytes behind the current request at which receiving pauses.
 AHEAD_BYTES: Final = 32 << 10
@@ -107,7 +107,7 @@ class HttpServer(Server):
         self.tls = tls
         self.failed = failed
         self.lines = LimitedLog(log)
-        #: A connection that is closed to make room is told that its request was not begun.
+        #: The answer to a connection that is closed to make room: its request was not processed.
         self.caps = Caps(
             limits, self.lines, _raw(failed(HTTPStatus.SERVICE_UNAVAILABLE, _GIVES_WAY))
         )
@@ -240,7 +240,7 @@ class Exchange:
         body = answer.body
         response = StreamResponse(status=answer.status, headers=_headers(answer))
         response.content_length = len(body)
-        # Only aiohttp's parser knows where chunks end, so no next head can be told from them.
+        # Only aiohttp's parser knows where chunks end: the start of a next head is not known.
         if self._connection.ended.is_set() or "Transfer-Encoding" in self._request.headers:
             response.force_close()
         self._connection.send(len(body))
@@ -288,7 +288,7 @@ class Stage(Enum):
 
     #: It receives a head; `Limits.head_seconds`, the first time from the connection on.
     HEAD = auto()
-    #: aiohttp has a whole head and begins the request at once; the time of the head goes on.
+    #: aiohttp has a whole head and begins the request; the head's deadline stays in force.
     REQUEST = auto()
     #: The handler runs; handlers have deadlines of their own.
     HANDLER = auto()
@@ -384,7 +384,7 @@ class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
             self._hand_over()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keep the connection for a request that is whole, except with TLS, which cannot.
+        """Keep the connection for a request that is whole; a TLS connection cannot be half-open.
 
         A peer that has closed its socket waits for no answer.
         """
@@ -472,15 +472,15 @@ class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
         """Answer malformed HTTP; since it is the peer's mistake, one log line is enough."""
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
-        why = one_line(exc.message.rstrip("\n ^"))  # what points at the place points at nothing now
+        why = one_line(exc.message.rstrip("\n ^"))  # aiohttp's caret has no line to point at
         self._server.lines.warning("malformed HTTP request", why=why)
         if isinstance(exc, LineTooLong) or exc.message.startswith(_TOO_MANY):
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
         self.stage = Stage.ERROR
         self._expect(self._limits.head_seconds)
-        said = self._server.failed(HTTPStatus(status), f"malformed HTTP request: {why}")
-        headers = {"Content-Type": said.content_type, "Server": "numawarden"}
-        response = HttpResponse(body=said.body, status=said.status, headers=headers)
+        answer = self._server.failed(HTTPStatus(status), f"malformed HTTP request: {why}")
+        headers = {"Content-Type": answer.content_type, "Server": "numawarden"}
+        response = HttpResponse(body=answer.body, status=answer.status, headers=headers)
         response.force_close()
         return response
 
@@ -513,7 +513,7 @@ class HttpConnection(RequestHandler, asyncio.BufferedProtocol):
             log.debug("connection setup failed", reason=str(error))
         finally:
             self._handshake = None
-            if secure is None:  # asyncio says so to nobody else
+            if secure is None:  # `connection_lost` is not called then
                 self._server.caps.leave(self)
         if secure is not None:
             self._begin_http(secure)
@@ -606,7 +606,7 @@ def _raw(answer: Response) -> bytes:
 def _is_closed(connection: TransportSocket) -> bool:
     """Return whether a connection has ended in both directions.
 
-    So it has if the peer of a Unix socket is closed; what TCP shows then is a half-closed one.
+    True if the peer of a Unix socket is closed. TCP shows a closed peer as half-closed.
     """
     poll = select.poll()
     poll.register(connection, 0)  # what is not asked for: POLLHUP and POLLERR
