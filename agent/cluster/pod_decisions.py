@@ -2,16 +2,18 @@
 
 In: the uids of pods whose sandbox or resources changed. Out: the state of each pod (`PodState`);
 its allocation is in the ledger. A decision goes the way of any pod, through the controller's queue.
-While one for the pod is in progress no other begins: `is_done` waits for that one.
+While one for the pod is in progress no other begins but that of all pods, and `is_done` waits for
+the one of the pod.
 
 | state | what is true | what moves the pod on |
 |-|-|-|
 | undecided | no decision was made, or the pod was reopened since | `decide` |
 | admitted | a decision found or gave an allocation | `reopen`, or a runtime that connects |
-| rejected | the last decision gave no allocation, for `reason` | the next `decide` |
+| rejected | the last decision gave no allocation, for `reason` | the next decision |
 
-`decide` leaves the pod undecided if its specification is not known, if the source cannot be read,
-or if the agent stops. A pod is forgotten with its sandbox, also amid its decision.
+`decide` leaves a pod without an allocation undecided if its specification is not known, if the
+source cannot be read, or if the agent stops; so does the decision of all pods where it rejects. A
+pod is forgotten with its sandbox, also amid its decision.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ class PodDecisions:
         self._compared_next: dict[str, None] = {}
 
     def pod(self, uid: str) -> RuntimePod:
-        """Return the state of a pod, which the caller may change."""
+        """Return the entry of a pod, made if there is none; the caller may change it."""
         return self._runtime_pods.setdefault(uid, RuntimePod())
 
     def allocation(self, uid: str) -> PodAllocation | None:
@@ -109,7 +111,7 @@ class PodDecisions:
     def forget(self, uid: str) -> None:
         """Forget a pod whose sandbox was removed, and have the source read again."""
         self._runtime_pods.pop(uid, None)
-        self._begin(uid, self._sync())  # a decision in progress ends with that
+        self._begin(uid, self._sync())  # a decision in progress reads it at its end
 
     def decide(self, uid: str) -> None:
         """Begin the decision of a pod unless one is in progress."""

@@ -113,8 +113,9 @@ class Wiring:
         # 1. Find the kubelet beside the agent; the start ends here if it must not be there.
         self._neighbour = plugs.check(config, self._fakes.kubelet_root)
         self._managers = (*self._neighbour.managers, *plugs.managers)
-        #: What the start found, by subject: of the neighbour and its version, and of all else.
+        #: Conditions about the neighbour and its version, by subject; companions get them, too.
         self._noted = dict(self._neighbour.conditions)
+        #: All other conditions of the start, by subject.
         self._conditions = dict[str, str]()
         with ExitStack() as opened:
             # 2. Lock the state directory and the cgroup tree: each has one agent.
@@ -130,7 +131,7 @@ class Wiring:
             self._config = config = self._governed.config
             if misfit:
                 self._noted[VERSION_KEY] = misfit
-            # 4. Observe the pods that run and that the checkpoint may lack.
+            # 4. Observe the running pods, if the checkpoint may lack any.
             self._layout = self._make_layout()
             self._identifier = self._make_identifier()
             self._running = self._observe_pods()
@@ -138,9 +139,9 @@ class Wiring:
             self._providers = self._make_providers()
             self._reader = self._make_reader()
             self._configured = self._configure()
-            # 6. Listen: an address in use ends the start before the kernel changes.
+            # 6. Listen: an address in use ends the start before any cgroup is written.
             listeners = self._open_listeners(opened)
-            # 7. Make the cgroup of all pods, and restore the state.
+            # 7. Make the cgroup of all pods, restore the state, and listen for podresources.
             self.controller = self._make_controller(opened)
             self.listeners = with_pod_resources(listeners, config, self.controller)
             # 8. Register the sources of pods.
