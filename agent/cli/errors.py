@@ -26,13 +26,13 @@ class ExitCode(IntEnum):
     meaning: str
 
     OK = 0, "Done; a pod is admitted and enforced."
-    REJECTED = 1, "Rejected; a difference; conditions (status, check); an error (doctor)."
+    REJECTED = 1, "Rejected; no room; a difference; a condition (status, check); an error (doctor)."
     USAGE = 2, "The command line is wrong."
     BAD_INPUT = 3, "A manifest, configuration, state or host tree is wrong or cannot be read."
     UNREACHABLE = 4, "The agent does not respond: not running, no permission, or disconnected."
     ENVIRONMENT = 5, "The host does not allow it: no root, no cgroup v2, a socket in use, etc."
     NOT_FOUND = 6, "The agent knows no such pod or container."
-    NOT_ENFORCED = 7, "The pod is admitted, but the kernel does not yet enforce its allocation."
+    NOT_ENFORCED = 7, "A pod is admitted, but not all that it was given is enforced or prepared."
     AGENT_FAILED = 8, "The agent reported an internal error; see its log."
     INTERRUPTED = 130, "Interrupted from the keyboard (128 + SIGINT)."
 

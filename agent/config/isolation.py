@@ -159,7 +159,7 @@ class IsolationConfig(Section, frozen=True):
     host_cpus: Mask | None = key(
         None,
         CPU_LIST,
-        'The CPUs to which these cgroups are kept, without exclusive ones; "" is all CPUs.',
+        'The CPUs of all others without a set of their own, less exclusive ones; "" is all CPUs.',
         name="hostCPUs",
     )
     kernel_threads: bool = switch(
