@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from agent.config.host_checks import find_host_problems
 from agent.config.model import ConfigError
 from agent.config.reservations import reserved_memory, reserved_millis, totals_of
-from agent.managers.cpu.take import reserve_cpus
+from agent.managers.cpu.reservation import reserve_cpus
 from agent.managers.device.kubelet import GivenDeviceManager
 from agent.managers.memory.state import page_size
 from agent.managers.policy import (

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agent.managers.cpu.take import NotEnoughCpusError, Strategy, take
+from agent.managers.cpu.strategy import Strategy
+from agent.managers.cpu.take import NotEnoughCpusError, take
 from sysfs.mask import Mask
 from tests.conformance.outcome import Outcome
 from tests.conformance.recorded import topology_of, width

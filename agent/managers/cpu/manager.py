@@ -15,13 +15,9 @@ from agent.managers.allocation import Isolation
 from agent.managers.amounts import cpus_text
 from agent.managers.cpu.hints import cpu_hint_family, cpu_hints, fits_in_whole_cores
 from agent.managers.cpu.pod_level import CpuPart, apart_budget, divide_cpus, empty_pool_problem
-from agent.managers.cpu.take import (
-    NotEnoughCpusError,
-    SocketOrder,
-    on_fewer_sockets,
-    take_by_topology,
-    unbroken,
-)
+from agent.managers.cpu.sockets import SocketOrder, on_fewer_sockets
+from agent.managers.cpu.take import NotEnoughCpusError, take_by_topology
+from agent.managers.cpu.uneven_hosts import unbroken
 from agent.managers.decision import Reason, Rejected, Rejection, reject_if
 from agent.managers.demand import NOT_GUARANTEED, PodPart, ResourceDemand
 from agent.managers.ledger import Taken
@@ -733,12 +729,12 @@ def _near_hint(draft: Draft, usable: Mask, count: int, hint: Hint) -> Mask:
     return taken
 
 
-def _by_options(draft: Draft, cpus: Mask, count: int, least_nodes: int = 0) -> Mask:
+def _by_options(draft: Draft, cpus: Mask, count: int, node_count: int = 0) -> Mask:
     """Choose `count` of the CPUs by the policy; raises `NotEnoughCpusError`."""
     policy = draft.rules.policy
     topology, options = cpus_of(draft).topology, policy.cpu.options
     return take_by_topology(
-        topology, options, cpus, count, draft.work(), policy.version, least_nodes
+        topology, options, cpus, count, draft.work(), policy.version, node_count
     )
 
 

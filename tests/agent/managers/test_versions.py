@@ -11,7 +11,8 @@ import pytest
 
 from agent.managers import versions
 from agent.managers.admission import admit
-from agent.managers.cpu.take import distribution, take_by_topology
+from agent.managers.cpu.distribute import equal_shares
+from agent.managers.cpu.take import take_by_topology
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine
 from agent.managers.metrics import MEMORY_PINNING_REQUESTS
@@ -92,7 +93,7 @@ class TestDistributingOverTheNodesOfAHint:
     def test_keeps_as_many_as_can_give_equal_shares(self) -> None:
         """The kubelet packs where not all of them can."""
         free = Mask.parse("0-15,16")  # the third node has one CPU, the fourth none
-        shares = distribution(FOUR.cpus, free.bits, 9, 1, None, 3)
+        shares = equal_shares(FOUR.cpus, free.bits, 9, 1, None, 3)
         assert shares is not None
         assert sorted(share.base + share.extra_groups for share in shares) == [4, 5]
 

@@ -4,13 +4,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from agent.managers.cpu.take import (
+from agent.managers.cpu.reservation import (
     EmptyReservationError,
-    NotEnoughCpusError,
     ReservationTooLargeError,
     reserve_cpus,
-    take_by_topology,
 )
+from agent.managers.cpu.take import NotEnoughCpusError, take_by_topology
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.policy import CpuPolicyOptions
 from sysfs.mask import Mask

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.managers.cpu import take as cpu_distribution
-from agent.managers.cpu.take import NodeShare, distribution
+from agent.managers.cpu.distribute import EqualShares, NodeShare, equal_shares
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.topology.hint import SearchBudget
 from sysfs.mask import Mask
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
 def given_by(
     room: list[int], number: int, groups: int, group: int, work: SearchBudget | None = None
 ) -> dict[int, int] | None:
-    shares = cpu_distribution._Shares(room, number, groups, group)
+    shares = EqualShares(room, number, groups, group)
     if not shares.possible:
         return None
     chosen, deal = shares.best(work or SearchBudget())
-    extra = dict(deal.given)
+    extra = dict(deal.extra_groups)
     return {index: extra.get(index, 0) for index in chosen}
 
 
@@ -38,8 +37,8 @@ def test_of_equally_balanced_sets_the_first_wins_not_the_roomiest() -> None:
 def test_the_average_node_says_how_many_nodes_a_request_needs_at_least() -> None:
     """Six of ten CPUs are more than half, so two nodes must share; the smaller one has only two."""
     uneven = CpuTopology.from_rows((cpu, cpu, 0, cpu // 8, 0) for cpu in range(10))
-    assert distribution(uneven, uneven.all.bits, 6, 1) is None
-    assert distribution(uneven, uneven.all.bits, 5, 1) == [NodeShare(Mask.parse("0-7").bits, 5, 0)]
+    assert equal_shares(uneven, uneven.all.bits, 6, 1) is None
+    assert equal_shares(uneven, uneven.all.bits, 5, 1) == [NodeShare(Mask.parse("0-7").bits, 5, 0)]
 
 
 def best_shares(

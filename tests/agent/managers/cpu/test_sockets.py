@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.managers.cpu.hints import cpu_hints
-from agent.managers.cpu.take import SocketOrder, on_fewer_sockets, take_by_topology
+from agent.managers.cpu.sockets import SocketOrder, on_fewer_sockets
+from agent.managers.cpu.take import take_by_topology
 from agent.managers.machine import Machine
 from agent.managers.policy import CpuPolicyOptions
 from agent.managers.topology.hint import Hint

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent.managers.cpu.take import Strategy, take
+from agent.managers.cpu.strategy import Strategy
+from agent.managers.cpu.take import take
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine, MachineNode
 from sysfs.mask import Mask
