@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 from agent.managers.cpu.topology import core_order, inner_order, lowest, rank, rank_nodes
-from agent.managers.cpu.uneven import fewest_cores
+from agent.managers.cpu.uneven_cores import fewest_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.managers.cpu.uneven import most_by_set, most_in_whole_cores
+from agent.managers.cpu.uneven_cores import most_by_set, most_in_whole_cores
 from agent.managers.topology.hint import choices, is_listed, subset_sums
 from agent.managers.topology.many_nodes import Cover, CoverDemand, HintFamily, Span
 from sysfs.mask import Mask

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from agent.managers.amounts import cpus_text
 from agent.managers.cpu.take import take_by_topology
-from agent.managers.cpu.uneven import most_in_whole_cores
+from agent.managers.cpu.uneven_cores import most_in_whole_cores
 from agent.managers.topology.hint import SearchBudget
 from agent.managers.versions import NEWEST
 from agent.pods.model import ContainerKind

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.managers.cpu.accumulator import pack
 from agent.managers.cpu.sockets import with_room
-from agent.managers.cpu.uneven import fewest_cores
+from agent.managers.cpu.uneven_cores import fewest_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

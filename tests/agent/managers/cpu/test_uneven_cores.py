@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent.managers.cpu.hints import cpu_hints
 from agent.managers.cpu.take import take_by_topology
 from agent.managers.cpu.topology import CpuTopology
-from agent.managers.cpu.uneven import fewest_cores, most_in_whole_cores
+from agent.managers.cpu.uneven_cores import fewest_cores, most_in_whole_cores
 from agent.managers.policy import CpuPolicyOptions
 from agent.managers.topology.hint import choices, is_listed
 from sysfs.mask import EMPTY, Mask

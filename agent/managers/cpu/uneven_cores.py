@@ -1,7 +1,9 @@
-"""The fewest cores for a number of CPUs where cores differ in size.
+"""The fewest cores for a number of CPUs, where cores differ in size.
 
-Cores differ where threads are offline or the processor is a hybrid one. The kubelet knows only the
-average core and packs by that size. Here each core counts with the threads that are online.
+In go free CPUs (bits) and the number of CPUs asked for. Out comes a set of that many free CPUs
+(`fewest_cores`), or only how many of them can be in whole cores. Cores differ in size where threads
+are offline or the processor is a hybrid one. The kubelet knows only the average core and packs by
+that size. Here each core counts with the threads that are online.
 """
 
 from __future__ import annotations
@@ -17,36 +19,36 @@ if TYPE_CHECKING:
 
 
 class _FreeCores(NamedTuple):
-    """The cores (bits of their free CPUs) that have free CPUs, in the order of taking.
+    """The cores that have free CPUs, in the order of taking; of each its free CPUs (bits)."""
 
-    `whole` are those without a busy CPU, by size, the largest size first. `partial` are the others.
-    """
-
+    #: Cores without a busy CPU, by size: the largest size first.
     whole: Mapping[int, Sequence[int]]
+    #: The other cores.
     partial: Sequence[int]
 
 
 class _Choice(NamedTuple):
-    """`numbers` of whole cores of each size, the rest from `parts` of cores; the least is the best.
+    """Whole cores, and a rest of CPUs from parts of cores. The smallest choice is the best."""
 
-    `torn` counts the CPUs of the rest where whole cores are asked for, `cores` all cores touched.
-    `breaks` is set where the rest is from a core that was whole.
-    """
-
+    #: The number of CPUs in parts of cores; 0 where whole cores are not asked for.
     torn: int
+    #: The number of cores touched.
     cores: int
+    #: Whether the rest is from a core that was whole.
     breaks: bool
+    #: The number of whole cores of each size, in the order of `_FreeCores.whole`.
     numbers: tuple[int, ...]
+    #: The free CPUs (bits) of each core that gives a part of the rest.
     parts: tuple[int, ...]
 
 
 def fewest_cores(topology: CpuTopology, free: int, count: int, *, whole: bool) -> int:
     """Return `count` of the `free` CPUs (bits) on as few cores as possible.
 
-    CPUs beside busy ones of their core are taken only where no free core is left that these CPUs
-    would fill, and one partly busy core is preferred to breaking another. With `whole`
-    (`full-pcpus-only`) as many CPUs as possible are in whole cores, however many cores that takes.
-    Cores of equal size are taken in the kubelet's order. `count` is at most the number of `free`.
+    CPUs beside busy ones of their core are taken only where no free core is left that they would
+    fill. A partly busy core is preferred to a part of a free core. With `whole` (`full-pcpus-only`)
+    as many CPUs as possible are in whole cores, however many cores that takes. Cores of equal size
+    are taken in the kubelet's order. `count` is at most the number of `free`.
     """
     cores = _free_cores(topology, free)
     best = min(_choices(cores, count, whole=whole))
@@ -59,13 +61,13 @@ def fewest_cores(topology: CpuTopology, free: int, count: int, *, whole: bool) -
 
 
 def most_in_whole_cores(topology: CpuTopology, free: int, count: int) -> int:
-    """Return how many of `count` CPUs can be whole cores of the `free` CPUs (bits), at most."""
+    """Return the most of `count` CPUs that can be in whole cores of the `free` CPUs (bits)."""
     return _sums(_whole_sizes(topology.cores, free), count).bit_length() - 1
 
 
 def most_by_set(topology: CpuTopology, free: int, count: int) -> list[int]:
-    """Return the same for every set of NUMA nodes, in the order of `subset_sums`."""
-    sums = [1]
+    """Return `most_in_whole_cores` of every set of NUMA nodes, in the order of `subset_sums`."""
+    sums = [1]  # of each set the numbers of CPUs that its whole cores can make, as bits
     for node in topology.nodes:
         sizes = _whole_sizes(topology.cores_in_node[node.id], node.cpus & free)
         more = {beside: _sums(sizes, count, beside) for beside in set(sums)}  # few differ
@@ -74,7 +76,7 @@ def most_by_set(topology: CpuTopology, free: int, count: int) -> list[int]:
 
 
 def _sums(sizes: Sequence[int], most: int, beside: int = 1) -> int:
-    """Return the numbers up to `most`, as bits, that some of the sizes and one of `beside` make."""
+    """Return as bits the sums up to `most` of some of the sizes and one number of `beside`."""
     for size in sizes:
         beside |= beside << size
     return beside & (2 << most) - 1
@@ -120,11 +122,12 @@ def _choices(cores: _FreeCores, count: int, *, whole: bool) -> Iterator[_Choice]
 def _whole_numbers(
     sizes: Sequence[tuple[int, int]], count: int
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield how many CPUs remain of `count` beside numbers of whole cores, one for each size.
+    """Yield the CPUs that remain of `count`, and the number of whole cores of each size.
 
-    `sizes` are sizes and how many cores have them, the largest first; sizes that are left out at
-    the end have no cores. Of `size` smaller cores some always make up a multiple of `size`: fewer
-    cores of that size serve as well. So numbers near the most that fit are enough.
+    `sizes` are pairs of a size and the number of its cores, the largest size first. Numbers of the
+    last sizes may be left out; they are 0. For each size only the `size` highest numbers that fit
+    are tried: where `size` or more of the smaller cores are taken instead, some of them have a
+    multiple of `size` CPUs together, and fewer cores of this size have as many.
     """
     yield count, ()
     fewest: dict[int, tuple[int, ...]] = {count: ()}
@@ -151,7 +154,7 @@ def _cores_left(cores: _FreeCores, numbers: Sequence[int]) -> list[int]:
 
 
 def _fewest_parts(partial: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return the fewest free parts of cores with so many CPUs; none when they do not suffice."""
+    """Return the fewest parts of cores that have `count` CPUs; none where all have fewer."""
     enough = [part for part in partial if part.bit_count() >= count]
     if enough:
         return (min(enough, key=int.bit_count),)
