@@ -1,8 +1,11 @@
 """Hints and their merge on a machine of more than eight NUMA nodes: the kubelet's choice.
 
+In go the hints of all resources as rules (`HintFamily`), and the steps that the search may take.
+Out comes a set of nodes. If the steps do not suffice, the set is valid but may not be the best.
+
 Up to eight nodes all hints are listed (`merge`). Sixty-four nodes have 2^64 sets, and nearly all
 are hints. So a resource has a rule instead: every set of nodes that has enough of it (`Cover`). If
-a set has enough, so has every set that contains it: that is all the search below needs to know.
+a set has enough, every set that contains it has enough. That is all the search needs to know.
 
 An example on three nodes: a pod asks for 8 CPUs and 45 GiB.
 
@@ -13,10 +16,10 @@ An example on three nodes: a pod asks for 8 CPUs and 45 GiB.
 The merge takes one hint of each resource and keeps the nodes that both have (KEP-693).
 
 1. `best_common`: a set that both prefer. CPUs prefer single nodes, memory pairs: there is none.
-2. `best_intersection`: the best sets have as many nodes as the resource that needs the most nodes
-   needs: here two, for memory. Which sets can come out? A resource gives up, or *drops*, the nodes
-   that are not in its hint. It may drop nodes up to its spare amount. So a set comes out if and
-   only if each node outside the set is dropped by some resource:
+2. `best_intersection`: the best number of nodes is that of the resource which needs the most nodes:
+   here two, for memory. Which sets can come out? A resource *drops* the nodes that are not in its
+   hint. It may drop nodes up to its spare amount. So a set comes out if and only if each node
+   outside the set is dropped by some resource:
 
     {2}       CPUs drop 0 and 1 (4 + 4 of 8)
     {1}       CPUs drop 2 (8 of 8), memory drops 0 (10 of 15)
@@ -27,9 +30,9 @@ The merge takes one hint of each resource and keeps the nodes that both have (KE
 
    Of the sets of two nodes the lowest is chosen: {0, 1}.
 
-`Search` goes from the highest node down and drops a node before it keeps it. So the first set that
-it finds is the lowest: drop 2, keep 1, keep 0. It turns back where even the cheapest nodes that are
-still to be dropped cost more than is spare.
+`Search` goes from the highest node down. It first drops a node, and then tries to keep it. So the
+first set found is the lowest: drop 2, keep 1, keep 0. The search turns back where a resource has
+too little to spare for the nodes that must still be dropped, even for the cheapest ones.
 """
 
 from __future__ import annotations
@@ -56,10 +59,11 @@ if TYPE_CHECKING:
 class CoverDemand(NamedTuple):
     """An amount that a set of nodes must have."""
 
-    #: In any unit; never negative.
+    #: The amount, in any unit; never negative.
     need: int
-    #: Nodes (bits) and the amount there. A set of nodes has the amounts of all places that it
-    #: touches. CPUs and memory have a place per node; a device may have a place of several nodes.
+    #: Places: their nodes (bits), and the amount there. A set of nodes has the amounts of all
+    #: places that it touches. CPUs and memory have one place per node. A device near to several
+    #: nodes has one place of these nodes.
     places: tuple[tuple[int, int], ...]
 
     @classmethod
@@ -104,17 +108,17 @@ class Cover(Struct, frozen=True):
 
 
 class Span(NamedTuple):
-    """Sets of nodes that touch exactly `touching` of some groups of nodes: so many sockets."""
+    """Sets of nodes that touch exactly `touching` of the groups of nodes (`groups` are sockets)."""
 
     groups: tuple[int, ...]
     touching: int
 
     def met_by(self, nodes: int) -> bool:
-        """Return whether a set of nodes touches as many groups as it must."""
+        """Return whether a set of nodes touches exactly `touching` groups."""
         return sum([1 for group in self.groups if group & nodes]) == self.touching
 
     def out_of_reach(self, chosen: int, others: int, more: int) -> bool:
-        """Return whether no set of `chosen` and `more` of the other nodes meets the span."""
+        """Return whether `chosen` cannot meet the span with `more` nodes of `others` added."""
         touched = [group for group in self.groups if group & chosen]
         if len(touched) < self.touching:
             return False
@@ -122,31 +126,31 @@ class Span(NamedTuple):
         return len(touched) > self.touching or (others & ~elsewhere).bit_count() < more
 
     def cover(self, domain: int) -> Cover:
-        """Return the sets that touch `touching` or more groups: a cover has no upper bound."""
+        """Return the sets that touch `touching` groups or more: a cover has no upper bound."""
         places = tuple((group, 1) for group in self.groups)
         return Cover(domain, (CoverDemand(self.touching, places),))
 
 
 class _Kept(NamedTuple):
-    """What a resource has left in the course of a search."""
+    """What a resource has dropped in the course of a search, and what it may still lose."""
 
-    #: The nodes (bits) that it dropped.
+    #: The dropped nodes (bits).
     dropped: int
-    #: By demand: how much more it may lose.
+    #: Of each demand: the amount that may still be lost.
     spare: tuple[int, ...]
 
 
 class _Resource:
-    """A cover as the search needs it: what a resource loses with each node of the pool.
+    """A cover as the search needs it: the cost of each node of the pool.
 
-    A node is its position in the pool. What it costs to drop a node is the amount lost with it.
+    A node is its position in the pool. Its cost is the amount that is lost when it is dropped.
     """
 
     def __init__(self, cover: Cover, pool: Sequence[int]) -> None:
         self._pool = pool
         self.required = cover.required
-        #: Places of several nodes: nodes, number of the demand, amount. The amount is lost when the
-        #: last of the nodes is dropped.
+        #: Places of several nodes: the nodes (bits), the index of the demand, the amount. The
+        #: amount is lost when the last of the nodes is dropped.
         self.shared: list[tuple[int, int, int]] = []
         position, within = {node: at for at, node in enumerate(pool)}, sum(pool)
         costs = [[0] * len(cover.demands) for _ in pool]
@@ -157,12 +161,12 @@ class _Resource:
                     costs[position[place]][number] += amount
                 elif place and not place & ~within:
                     self.shared.append((place, number, amount))
-        #: The amount of each demand that is lost with a node.
+        #: Of each node its cost for each demand.
         self.costs = [tuple(cost) for cost in costs]
         spare = [demand.amount_of(cover.domain) - demand.need for demand in cover.demands]
         self.start = _Kept(0, tuple(spare))
         self.can_drop = [self.drop(self.start, at) is not None for at in range(len(pool))]
-        #: By number of first nodes and demand: the cost of the cheapest 0, 1, 2, ... of them.
+        #: Of the first n nodes and a demand: what the cheapest 0, 1, 2, ... of these nodes cost.
         self._cheapest: dict[tuple[int, int], list[int]] = {}
 
     def drop(self, kept: _Kept, at: int) -> _Kept | None:
@@ -179,7 +183,10 @@ class _Resource:
 
     @cached_property
     def _prices(self) -> list[list[int]]:
-        """By demand the cost of each node; of a node that cannot be dropped more than is spare."""
+        """Of each demand the costs of all nodes.
+
+        A node that cannot be dropped costs more than the demand has to spare.
+        """
         droppable = list(zip(self.costs, self.can_drop, strict=True))
         return [
             [cost[number] if can_drop else spare + 1 for cost, can_drop in droppable]
@@ -191,7 +198,7 @@ class _Resource:
         return list(map(max, self._prices))
 
     def can_drop_of_first(self, kept: _Kept, first: int, dropped: int) -> bool:
-        """Return False only if even the cheapest `dropped` of the first nodes cost too much."""
+        """Return whether `dropped` of the `first` nodes may be dropped; False is certain."""
         for number, spare in enumerate(kept.spare):
             if dropped * self._dearest[number] <= spare:
                 continue
@@ -213,11 +220,11 @@ class _Resource:
 
 
 class Search:
-    """The sets of nodes of `pool` (bits) that come out as an intersection of one set of each cover.
+    """The sets within `pool` (bits) that are an intersection of one set of each cover.
 
-    The domain of every cover must contain the pool, and no cover may be empty. All sets meet the
-    `spans`. Of sets that differ only in nodes of the same kind the search yields the lowest one,
-    unless `every` set is wanted. Nodes are numbered by their position in the pool, ascending.
+    The domain of every cover must contain the pool, and no cover may be empty. Only sets that meet
+    all `spans` are found. Some sets differ only in nodes of the same kind: the search yields the
+    lowest of these, or each of them with `every`. Nodes are positions in the pool, ascending.
     """
 
     def __init__(
@@ -236,7 +243,8 @@ class Search:
         self._start = tuple([resource.start for resource in resources])
         droppable = zip(*[resource.can_drop for resource in resources], strict=True)
         self._required = sum(compress(self._nodes, [not any(drops) for drops in droppable]))
-        # Nodes of the same kind can be exchanged. A node of a shared place has a kind of its own.
+        # Nodes of the same kind can be exchanged: they have the same costs and groups. Each node of
+        # a shared place is the only one of its kind.
         groups = [group for span in spans for group in span.groups]
         groups += [resource.required for resource in resources]
         shared = reduce(or_, [place for r in resources for place, _, _ in r.shared], 0)
@@ -250,7 +258,7 @@ class Search:
         self._closest_so_far: int | None = None
 
     def _alike(self, kinds: Sequence[object]) -> list[int]:
-        """Return for each node the lower nodes of its kind; the lowest set takes those first."""
+        """Return for each node the lower nodes (bits) of its kind: a set keeps these first."""
         seen: dict[object, int] = {}
         lower = []
         for kind, node in zip(kinds, self._nodes, strict=True):
@@ -259,13 +267,13 @@ class Search:
         return lower
 
     def least(self) -> int:
-        """Return a lower bound on how many nodes a set has that comes out."""
+        """Return a lower bound on the number of nodes of a set that comes out."""
         everything = range(len(self._nodes))
         dropped = sum([resource.most_dropped(everything) for resource in self._resources])
         return max(1, self._required.bit_count(), len(self._nodes) - dropped)
 
     def greedy(self, size: int) -> int:
-        """Return some set of at least `size` nodes: from the highest down, drop what can go."""
+        """Return some set of at least `size` nodes: drop nodes that can go, highest first."""
         kept, nodes = self._start, self._below[-1]
         for at in reversed(range(len(self._nodes))):
             if nodes.bit_count() <= size:
@@ -276,10 +284,10 @@ class Search:
         return nodes
 
     def best(self, size: int, tiebreak: Tiebreak) -> int | None:
-        """Return the best set of `size` nodes; None when there is none (or the work is spent)."""
+        """Return the best set of `size` nodes; None if there is none, or the work is spent."""
         if not isinstance(tiebreak, Closest):
             return next(self.sets(size), None)
-        # Each set has to be closer than the set before it: so the last set is the closest.
+        # Each set found is closer than the set before it, so the last set is the closest.
         if self._distances is None:
             self._distances = NodeDistances(tiebreak, self._nodes)
             kinds = list(zip(self._kinds, self._distances.alike, strict=True))
@@ -343,7 +351,7 @@ class Search:
         return self._distances.at_least(chosen, first, more) >= self._closest_so_far
 
     def _dropped(self, kept: tuple[_Kept, ...], at: int) -> tuple[_Kept, ...] | None:
-        """Drop a node from the first resource that can do without it; None where none can."""
+        """Let the first resource that can drop a node drop it; None if no resource can."""
         for number, resource in enumerate(self._resources):
             after = resource.drop(kept[number], at)
             if after is not None:
@@ -351,7 +359,7 @@ class Search:
         return None
 
     def _divided_again(self, kept: tuple[_Kept, ...], at: int) -> tuple[_Kept, ...] | None:
-        """Drop a node after dividing all dropped nodes again among the resources."""
+        """Drop one more node by dividing all dropped nodes among the resources anew."""
         dropped = sum([one.dropped for one in kept]) | self._nodes[at]
         positions = [at for at, node in enumerate(self._nodes) if node & dropped]
         if sum([resource.most_dropped(positions) for resource in self._resources]) < len(positions):
@@ -362,10 +370,10 @@ class Search:
     def _divided(
         self, positions: Sequence[int], kept: tuple[_Kept, ...], start: int
     ) -> tuple[_Kept, ...] | None:
-        """Drop each node from some resource; the first node from a resource from `start` on.
+        """Let some resource drop each of the nodes; the first node a resource from `start` on.
 
-        Nodes of one kind stand in a row, and none goes to an earlier resource than the node before
-        it: which of them goes where makes no difference.
+        It makes no difference which node of a kind a resource drops. So nodes of one kind stand
+        together, and none is tried with an earlier resource than the node before it.
         """
         if not positions:
             return kept
@@ -387,15 +395,15 @@ class Search:
 class HintFamily(Struct, frozen=True):
     """The hints of one resource: `masks`, and all sets of `cover`.
 
-    Iteration yields all hints in the kubelet's order. It defines the family; on a large machine it
-    takes too long.
+    Iteration yields all hints in the kubelet's order: the definition of the family. On a large
+    machine it takes too long.
     """
 
     masks: tuple[int, ...]
     cover: Cover | None
-    #: A set with this many nodes is preferred.
+    #: The number of nodes of a preferred set.
     fewest: int
-    #: With `align-by-socket` a set that meets the span is preferred, too.
+    #: With `align-by-socket`: sets that meet the span are preferred, too.
     span: Span | None = None
 
     def __bool__(self) -> bool:
@@ -425,7 +433,7 @@ class HintFamily(Struct, frozen=True):
         return [self._hint(one) for one in ones if self.holds(one)]
 
     def narrowest(self, work: SearchBudget) -> int:
-        """Return how many nodes the smallest set has; the family is not empty."""
+        """Return the number of nodes of the smallest set. The family must not be empty."""
         listed = min([mask.bit_count() for mask in self.masks], default=0)
         if self.cover is None or listed == 1:
             return listed
@@ -468,16 +476,16 @@ class HintFamily(Struct, frozen=True):
 #: Hints as a list, or as a family on a machine with many nodes.
 Hints: TypeAlias = Union[Sequence[Hint], "HintFamily"]
 
-#: The hints of one resource manager for a container or pod, by resource. A resource mapped to None
-#: has no preference; no set of nodes can serve a resource mapped to an empty sequence. A manager
-#: with an empty mapping has no preference at all.
+#: The hints of one resource manager for a container or pod, by resource. None: the resource has no
+#: preference. An empty sequence: no set of nodes can serve the resource. An empty mapping: the
+#: manager has no preference.
 ProviderHints: TypeAlias = Mapping[str, Hints | None]
 
 
 def smallest(cover: Cover, work: SearchBudget) -> int:
-    """Return how many nodes the smallest set of a cover has; 0 when the cover is empty.
+    """Return the number of nodes of the smallest set of a cover, 0 if the cover is empty.
 
-    If the search exceeds its budget, `work` says so, and the number is that of some set.
+    If the search exceeds its budget, `work` says so: there may be smaller sets.
     """
     size, exceeded = _smallest(cover)
     work.exceeded |= exceeded
@@ -486,7 +494,7 @@ def smallest(cover: Cover, work: SearchBudget) -> int:
 
 @lru_cache(maxsize=512)
 def _smallest(cover: Cover) -> tuple[int, bool]:
-    """Search with a budget of its own: a cached answer must cost the same as a new one."""
+    """Search with a budget of its own, so that a cached answer costs the same as a new one."""
     if cover.is_empty:
         return 0, False
     work = SearchBudget()
@@ -516,8 +524,8 @@ def best_common(
     """Return the best mask that every family prefers, None where there is none.
 
     Masks of fewer nodes are better, then the tiebreak of `order` decides. Where `order` has
-    sockets, masks that meet the spans of the families come before all others. It does not compare
-    the sockets of other masks.
+    sockets, masks that meet the spans of all families come before all others. The sockets of these
+    others are not compared.
     """
     spans = tuple([family.span for family in families if family.span is not None])
     if order.sockets is not None and spans:
@@ -545,8 +553,8 @@ def _best_common(
     if spans:
         masks = [mask for mask in masks if all(span.met_by(mask) for span in spans)]
     most = min([mask.bit_count() for mask in masks], default=nodes.bit_count())
-    # 2. The sets that all covers have: their demands together are a cover again. A family without a
-    #    span prefers sets of one size; a family with a span also prefers sets that meet the span.
+    # 2. The sets that all covers have in common: a cover, too, with the demands of all. A family
+    #    prefers sets of one size; a family with a span also prefers sets that meet the span.
     covers = [family.cover for family in families if family.cover is not None]
     fixed = {family.fewest for family in families if family.span is None}
     sizes = [size for size in fixed or range(1, most + 1) if size <= most and len(fixed) <= 1]
@@ -574,12 +582,12 @@ def best_intersection(
     """Return the best mask that one hint of each offer intersects to, None if all end empty.
 
     `size_order` says which number of nodes is best; then `tiebreak` decides. If the search exceeds
-    `work`, it is the best of the masks that were met until then.
+    `work`, the best mask found until then is returned.
     """
-    # 1. What comes out if covers drop no node: single nodes (bits), and masks of several nodes.
+    # 1. The masks that come out if covers drop no node: single nodes (bits), and several nodes.
     single, several = _intersections(offers, nodes)
     masks = {1 << node for node in iter_bits(single)} | {mask for mask, _ in several}
-    # 2. What comes out of such a mask, of the desired size, if covers drop nodes.
+    # 2. The masks of the desired size that come out if covers drop nodes of such a mask.
     searches = [
         Search(covers, mask, work)
         for mask, covers in several
@@ -590,7 +598,7 @@ def best_intersection(
         return set(filter(None, [search.best(size, tiebreak) for search in searches]))
 
     masks |= of_size(desired)
-    # 3. The next larger size, where all masks are larger than desired.
+    # 3. The masks of the next larger size, if all masks so far are larger than desired.
     if searches and all(mask.bit_count() > desired for mask in masks):
         least = min([search.least() for search in searches])
         for size in range(max(desired + 1, least), nodes.bit_count()):
@@ -608,7 +616,7 @@ def best_intersection(
 
 
 def size_order(count: int, desired: int) -> tuple[int, int]:
-    """Order numbers of nodes: the desired number, then from it downwards, then upwards."""
+    """Return the key of a number of nodes: first the desired number, then fewer, then more."""
     return (0, desired - count) if count <= desired else (1, count)
 
 
@@ -617,11 +625,11 @@ def _intersections(
 ) -> tuple[int, list[tuple[int, list[Cover]]]]:
     """Return the single nodes (bits) that come out, and masks of several nodes with their covers.
 
-    Memory has a hint for every single node, so single nodes are kept together in one mask. A single
-    node comes out if some offer has it alone and every other offer has it in some set.
+    A single node comes out if one offer has it alone and every other offer has it in some set.
+    Memory has a hint for every single node, so these are kept together, not one mask each.
     """
     single = 0
-    #: Masks of several nodes, each with the numbers of the offers whose cover took part.
+    #: Masks of several nodes, each with the indexes of the offers that took part with their cover.
     several: dict[tuple[int, tuple[int, ...]], None] = {(nodes, ()): None}
     covers: list[Cover | None] = []
     for number, offer in enumerate(offers):

@@ -3,16 +3,16 @@
 In go the hints of all resource managers and the topology manager's policy. Out comes the alignment:
 the set of nodes with which the managers allocate, and whether the policy admits it (`align`).
 
-The kubelet tries permutations (kubelet v1.36, HintMerger): it takes one hint of each resource,
-intersects their masks, and keeps the best result. The steps here give the same result without
-trying any, since it depends only on which masks can come out:
+The kubelet tries all permutations (kubelet v1.36, HintMerger). A permutation is one hint of each
+resource; its result is the intersection of their masks, and the best result is kept. The steps here
+find the same result without permutations:
 
-1. Every resource has hints: one without preference prefers any node, one that no nodes can serve
-   has any node as a hint that is not preferred. `single-numa-node` then drops all hints that are
-   not preferred or have several nodes.
-2. `best_preferred`: the best set of nodes that every resource prefers. Every policy admits it.
-3. `best_reachable`: where there is none, the best set that some permutation intersects to. Only
-   `best-effort` admits it; else only the explanation of the rejection needs it (`unadmitted`).
+1. Give every resource hints. A resource without preference prefers any node. A resource that no
+   nodes can serve has any node as its only hint, which is not preferred. `single-numa-node` then
+   drops all hints that are not preferred or have several nodes.
+2. `best_preferred`: find the best set of nodes that every resource prefers. Every policy admits it.
+3. `best_reachable`: if there is no such set, find the best result of all permutations. Only
+   `best-effort` admits it. Under the other policies it explains the rejection (`unadmitted`).
 
 The hints of a resource are listed or, on a machine with many nodes, a `HintFamily` (`many_nodes`).
 """
@@ -61,8 +61,8 @@ HintList: TypeAlias = "Sequence[Hint]"
 class Alignment(Struct, frozen=True):
     """What the hints of all resources merge to, and whether the policy admits it."""
 
-    #: Any node (None) under policy none, and under single-numa-node in place of all nodes;
-    #: otherwise a set of one or more nodes.
+    #: A set of one or more nodes. None stands for any node: under policy none always, and under
+    #: single-numa-node in place of all nodes.
     hint: Hint
     admitted: bool
 
@@ -74,14 +74,14 @@ def align(
     work: SearchBudget,
     sockets: Tiebreak | None = None,
 ) -> Alignment | None:
-    """Return the alignment of a container or pod; None: it is rejected, and `unadmitted` says why.
+    """Return the alignment of a container or pod; None if it is rejected (`unadmitted` says why).
 
-    Only `prefer_closest_numa_nodes` reads distances (see `require_distances`). `sockets`
-    is the order of `align-by-socket`: of preferred sets the best is on the fewest sockets, then of
-    the fewest nodes. On many nodes it counts for preferred sets only.
+    Only `prefer_closest_numa_nodes` reads distances (see `require_distances`). `sockets` is the
+    order of `align-by-socket`: among preferred sets few sockets come before few nodes. On a machine
+    with many nodes it orders preferred sets only.
 
-    If the search among many nodes exceeds `work`, a better alignment may have been missed; `work`
-    says so. The alignment is the result of some permutation even then.
+    If the search among many nodes exceeds `work`, `work` says so: a better alignment may have been
+    missed. The alignment is the result of some permutation even then.
     """
     kind, nodes = policy.policy, machine.node_mask.bits
     if kind is TopologyManagerPolicy.NONE:
@@ -92,8 +92,8 @@ def align(
     mask = best_preferred(lists, nodes, order, work)
     if mask is not None:
         return Alignment(_hint(kind, nodes, mask, preferred=True), admitted=True)
-    # 3. What some permutation intersects to. If that is not admitted, only a search among many
-    #    nodes is made now: its steps count as the admission's.
+    # 3. The best result of all permutations. If the policy does not admit it, it is only looked for
+    #    among many nodes, because the steps of that search count as the admission's.
     admitted = kind is TopologyManagerPolicy.BEST_EFFORT
     if not admitted and not any(isinstance(hints, HintFamily) for hints in lists):
         return None
@@ -107,7 +107,7 @@ def unadmitted(
     provider_hints: Sequence[ProviderHints],
     sockets: Tiebreak | None = None,
 ) -> Hint:
-    """Return what hints merge to of which no alignment is admitted; it explains the rejection."""
+    """Return the merged hint that the policy does not admit; it explains the rejection."""
     kind, nodes = policy.policy, machine.node_mask.bits
     lists, order = _lists(kind, provider_hints), _order(machine, policy, sockets)
     mask = best_reachable(lists, nodes, order, SearchBudget())
@@ -122,8 +122,8 @@ _STRICT: Final = {TopologyManagerPolicy.RESTRICTED, _SINGLE}
 def rules_out(policy: TopologyManagerPolicy, hints_by_resource: ProviderHints) -> bool:
     """Return whether the policy admits no alignment, whatever the other managers offer.
 
-    So it is under `restricted` and `single-numa-node` if a resource prefers nothing. The hints are
-    listed ones.
+    `restricted` and `single-numa-node` admit none if a resource prefers nothing. All hints must be
+    listed (no `HintFamily`).
     """
     if policy not in _STRICT:
         return False
@@ -153,7 +153,8 @@ def require_distances(machine_nodes: Iterable[MachineNode], policy: TopologyPoli
         raise NodeDistancesError(lacking)
 
 
-#: The steps of a search for an explanation, which may name other hints than the best.
+#: The most steps of a search for the best hints of an explanation. If they do not suffice, the
+#: explanation names other hints.
 _EXPLAINING: Final = 600
 
 
@@ -164,13 +165,14 @@ def best_few(hints: Hints, most: int) -> list[Hint]:
     return sorted(hints, key=rank)[:most]
 
 
-#: The hint of a resource without preference, and that of a resource that no nodes can serve.
+#: The hint of a resource without preference.
 _INDIFFERENT: Final = Hint(None, preferred=True)
+#: The hint of a resource that no nodes can serve.
 _IMPOSSIBLE: Final = Hint(None, preferred=False)
 
 
 def _lists(kind: TopologyManagerPolicy, provider_hints: Iterable[ProviderHints]) -> list[Hints]:
-    """Return the hints of each resource; a manager without resources counts as one."""
+    """Return the hints of each resource. A manager without resources has one without preference."""
     no_preference: Mapping[str, None] = {"": None}
     lists = [
         (_INDIFFERENT,) if hints is None else hints or (_IMPOSSIBLE,)
@@ -196,9 +198,9 @@ def _single_node(hints: Hints) -> Sequence[Hint]:
 
 
 def _hint(policy: TopologyManagerPolicy, nodes: int, mask: int | None, *, preferred: bool) -> Hint:
-    """Return the hint of a set of nodes; no set stands for all nodes of the machine.
+    """Return the hint of a set of nodes; a `mask` of None means all nodes of the machine.
 
-    Under single-numa-node all nodes are any node, as in the kubelet.
+    Under single-numa-node the hint for all nodes is the hint for any node, as in the kubelet.
     """
     if mask is None:
         mask = nodes
@@ -210,13 +212,14 @@ def best_preferred(
 ) -> int | None:
     """Return the best set of nodes that every resource prefers, None where there is none.
 
-    A permutation is preferred only if all its hints are, and if their masks are equal. A hint for
-    any node goes with every mask. `Order.of_preferred` says which set is best.
+    The result of a permutation is preferred only if all its hints are preferred and have the same
+    mask. A hint for any node has every mask. `Order.of_preferred` says which set is best.
     """
-    # What every resource with a preference prefers, and what resources prefer beside any node.
+    # required: the masks that all resources prefer which have no preferred hint for any node.
+    # optional: all nodes, and the masks that resources prefer which have such a hint.
     required: set[int | None] | None = None
     optional: set[int | None] = {nodes}
-    # All memory types share one list of hints, which need not be read twice.
+    # All memory types share one list of hints: it is read once.
     distinct = {id(hints): hints for hints in lists}.values()
     families = [hints for hints in distinct if isinstance(hints, HintFamily)]
     for hints in distinct:
@@ -241,15 +244,16 @@ def best_preferred(
 def best_reachable(
     lists: Sequence[Hints], nodes: int, order: Order, work: SearchBudget
 ) -> int | None:
-    """Return the best set of nodes that some permutation intersects to.
+    """Return the best result of all permutations, as a set of nodes.
 
-    None when every permutation ends empty, or when a resource has no hint. The order is the
-    kubelet's (HintMerger.compare):
+    None when the result of every permutation is empty, or when a resource has no hint. The order is
+    the kubelet's (HintMerger.compare):
 
-    1. The number of nodes (`size_order`). Best are as many nodes as the resource that needs the
-       most nodes has in its smallest hint.
-    2. The tiebreak of `order`. Its sockets come before, but only among sets that every resource
-       offers itself: on another set memory may lack room, or be in a group.
+    1. The number of nodes (`size_order`). The desired number is that of the resource which needs
+       the most nodes: the size of its smallest hint.
+    2. The tiebreak of `order`. With `align-by-socket` few sockets come before it, but only among
+       sets that every resource has a hint for: on other sets memory may lack room, or be in a group
+       with other nodes.
     """
     desired = max([_fewest_nodes(hints, work) for hints in lists], default=0)
     listed = [hints for hints in lists if not isinstance(hints, HintFamily)]
@@ -294,15 +298,13 @@ def reachable_masks(lists: Sequence[HintList], nodes: int) -> set[int]:
     return reachable
 
 
-#: Intersecting one pair of masks takes about an eighth of the time of one field of `_Counting`.
+#: One field of `_Counting` takes about as long as intersecting eight pairs of masks.
 _PAIRS_PER_FIELD = 8
 
 
 def intersections(first: Collection[int], second: Collection[int], nodes: int) -> set[int]:
-    """Return all `a & b` of two collections of subsets of `nodes`.
-
-    Either pair by pair or by counting, whichever is less work.
-    """
+    """Return all `a & b` of two collections of subsets of `nodes`."""
+    # Pair by pair or by counting, whichever is less work.
     if len(first) * len(second) <= _PAIRS_PER_FIELD << nodes.bit_count():
         return {one & other for one in first for other in second}
     return _Counting.over(nodes).intersections(first, second)
@@ -311,10 +313,10 @@ def intersections(first: Collection[int], second: Collection[int], nodes: int) -
 class _Counting(Struct, frozen=True):
     """Counts for all subsets of some nodes at once how many pairs of masks intersect to them.
 
-    1. Count on either side the masks that contain a subset (zeta transform over supersets).
-    2. Multiply: the two masks of so many pairs contain the subset, so they intersect to it or to a
-       larger set.
-    3. Take away the pairs that intersect to a larger set (Möbius inversion).
+    1. Of each collection count the masks that contain a subset (zeta transform over supersets).
+    2. Multiply both counts. The product is the number of pairs whose two masks contain the subset.
+       Such a pair intersects to the subset or to a larger set.
+    3. Subtract the pairs that intersect to a larger set (Möbius inversion).
 
     The counts of all subsets are 64-bit fields of one integer. Either side has at most 2^n masks,
     so no count reaches 2^64 for up to 32 nodes.
