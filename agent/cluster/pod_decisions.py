@@ -2,8 +2,7 @@
 
 In: the uids of pods whose sandbox or resources changed. Out: the state of each pod (`PodState`);
 its allocation is in the ledger. A decision goes the way of any pod, through the controller's queue.
-While one for the pod is in progress no other begins but that of all pods, and `is_done` waits for
-the one of the pod.
+`decide` begins none while one for the pod is in progress; `decide_all` always begins one.
 
 | state | what is true | what moves the pod on |
 |-|-|-|
@@ -12,8 +11,8 @@ the one of the pod.
 | rejected | the last decision gave no allocation, for `reason` | the next decision |
 
 `decide` leaves a pod without an allocation undecided if its specification is not known, if the
-source cannot be read, or if the agent stops; so does the decision of all pods where it rejects. A
-pod is forgotten with its sandbox, also amid its decision.
+source cannot be read, or if the agent stops; so does `decide_all` where it rejects. A pod is
+forgotten with its sandbox, also amid its decision.
 """
 
 from __future__ import annotations
@@ -55,8 +54,6 @@ ASK_ALL_SECONDS: Final = 2.0
 _ASKED_AT_ONCE: Final = 64
 #: The states of an entry of the source that mean: decided, and not admitted.
 _NOT_ADMITTED: Final = (REJECTED, CONFLICT)
-#: Stands for all pods among the uids of decisions in progress.
-_ALL: Final = ""
 
 
 class PodState(Enum):
@@ -86,9 +83,9 @@ class PodDecisions:
         self._pods = pods
         self._intake = intake
         self._runtime_pods: dict[str, RuntimePod] = {}
-        #: The decision in progress by uid, `_ALL` for that of all pods.
+        #: The decision of a single pod that is in progress, by uid.
         self._deciding: dict[str, asyncio.Task[None]] = {}
-        #: Work that follows from decisions.
+        #: Decisions of all pods, readings of the source, and what follows from decisions.
         self._following: set[asyncio.Task[None]] = set()
         #: The comparison in progress, and the pods (uids) whose cgroups are compared after it.
         self._comparing: asyncio.Task[None] | None = None
@@ -111,12 +108,14 @@ class PodDecisions:
     def forget(self, uid: str) -> None:
         """Forget a pod whose sandbox was removed, and have the source read again."""
         self._runtime_pods.pop(uid, None)
-        self._begin(uid, self._sync())  # a decision in progress reads it at its end
+        _ = self.follow(self._sync())
 
     def decide(self, uid: str) -> None:
         """Begin the decision of a pod unless one is in progress."""
         self._runtime_pods.setdefault(uid, RuntimePod())
-        self._begin(uid, self._decide(uid))
+        if uid not in self._deciding:
+            task = self._deciding[uid] = asyncio.create_task(self._decide(uid))
+            task.add_done_callback(lambda _: self._deciding.pop(uid, None))
 
     def decide_to_start(self, uid: str) -> None:
         """Begin the decision of a pod whose containers start, even if it was left to run shared."""
@@ -133,10 +132,10 @@ class PodDecisions:
         self._runtime_pods = {uid: self._runtime_pods.get(uid, RuntimePod()) for uid in uids}
         for uid in self._runtime_pods:
             self.reopen(uid)
-        self._begin(_ALL, self._decide_all(frozenset(uids)))
+        _ = self.follow(self._decide_all(frozenset(uids)))
 
     def follow(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Begin work that follows from a decision."""
+        """Begin work that no decision of a single pod waits for; `close` ends it."""
         task = asyncio.create_task(work)
         self._following.add(task)
         task.add_done_callback(self._following.discard)
@@ -157,14 +156,6 @@ class PodDecisions:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self, uid: str, work: Coroutine[None, None, None]) -> None:
-        """Begin work for a pod unless work for it is in progress."""
-        if uid in self._deciding:
-            work.close()
-            return
-        task = self._deciding[uid] = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._deciding.pop(uid, None))
-
     async def _decide(self, uid: str) -> None:
         # 1. Ask the kubelet for the specification if it is not known.
         had_allocation = self.allocation(uid) is not None
@@ -180,10 +171,9 @@ class PodDecisions:
         # 4. Cgroups of a pod that had an allocation may be new, or changed since: compare them.
         if had_allocation and self.allocation(uid) is not None:
             await self._compare(uid)
-        # 5. Note the state, or read the source again if the pod was forgotten meanwhile.
+        # 5. Note the state, unless the pod was forgotten meanwhile.
         pod = self._runtime_pods.get(uid)
         if pod is None:
-            await self._sync()
             return
         pod.state, pod.reason = PodState.UNDECIDED, ""
         if document is not None and _is_rejected(document):

@@ -39,7 +39,7 @@ from tests.agent.cluster.beside import (
     shown,
 )
 from tests.agent.server.sites import Site, pod_of
-from tests.agent.server.support import UID
+from tests.agent.server.support import UID, until
 from tests.fakes.nri_runtime import FakeRuntime, running
 
 if TYPE_CHECKING:
@@ -337,6 +337,14 @@ async def test_a_pod_whose_sandbox_goes_amid_its_decision_is_forgotten(site: Sit
         agent.never.set()
         await asyncio.gather(*decisions._deciding.values())
         assert not decisions._runtime_pods
+
+
+async def test_a_pod_that_gets_a_new_sandbox_at_once_is_decided(site: Site) -> None:
+    async with beside(site) as agent:
+        agent.pods.on_request[UID] = pod_of("shop", UID, "db=2")
+        agent.events.sandbox_removed(sandbox())
+        await agent.events.sandbox_started(sandbox())
+        await until(lambda: UID in agent.controller.state.ledger.allocations)
 
 
 async def test_a_runtime_that_is_away_is_a_condition_until_it_connects(site: Site) -> None:

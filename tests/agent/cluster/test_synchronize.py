@@ -67,5 +67,16 @@ async def test_a_silent_kubelet_is_waited_for_once(
         await until(lambda: agent.pods.asked)
         # Thousands of tasks would hold up all others when they are made, and when they are ended.
         assert len(asyncio.all_tasks()) < 200
-        await until(lambda: not agent.events._decisions._deciding)
+        await until(lambda: not agent.events._decisions._following)
         assert len(agent.pods.asked) < 200
+
+
+async def test_a_runtime_that_connects_again_amid_the_decision_has_its_new_pods_decided(
+    site: Site,
+) -> None:
+    async with beside(site) as agent:
+        agent.pods.on_request[UID] = pod_of("shop", UID, "db=2")
+        agent.pods.on_request[OTHER] = pod_of("late", OTHER, "db=2")
+        await agent.events.synchronize([sandbox()], ())
+        await agent.events.synchronize([sandbox(), sandbox(OTHER)], ())
+        await until(lambda: {UID, OTHER} <= agent.controller.state.ledger.allocations.keys())
