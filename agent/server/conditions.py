@@ -21,7 +21,7 @@ from agent.managers.recovery import describe_recovered
 from agent.pods.model import full_name
 from agent.server.pod_records import Absence
 from agent.sources.source import ADMITTED, CONFLICT
-from cgroupfs.settings import CPUS, MEMS, PARTITION_FILES
+from cgroupfs.settings import EFFECTIVE, PARTITION_FILES
 from cgroupfs.tree import is_within, parent
 
 if TYPE_CHECKING:
@@ -246,15 +246,18 @@ def without_consequences(
 ) -> Iterator[Difference]:
     """Yield differences without those that follow from another in a cgroup above.
 
-    Where a set is written otherwise than desired, the effective sets inside differ with it: that is
-    one thing to report, of the file that was written. `above` are differences of cgroups that may
-    lie above.
+    A set that is not as desired makes the effective sets of the same kind inside differ with it:
+    that is one thing to report, of the file that was written. `above` are differences of cgroups
+    that may lie above.
     """
-    found = tuple(differences)
-    causes = {one.cgroup for one in (*found, *above) if one.file in (CPUS, MEMS)}
-    for difference in found:
-        follows = bool(causes) and is_within(parent(difference.cgroup), causes)
-        if difference.is_written or not follows:
+    remaining = tuple(differences)
+    #: By the file of the effective set: where the set is not as desired.
+    causes: dict[str, set[str]] = {}
+    for difference in (*remaining, *above):
+        if difference.file in EFFECTIVE:
+            causes.setdefault(EFFECTIVE[difference.file], set()).add(difference.cgroup)
+    for difference in remaining:
+        if not is_within(parent(difference.cgroup), causes.get(difference.file, ())):
             yield difference
 
 

@@ -8,7 +8,13 @@ from msgspec.structs import replace
 from agent.api.documents import ConditionDocument
 from agent.managers.allocation import KUBELET, ContainerAllocation, PodAllocation, Source
 from agent.pods.model import ContainerKind, End, Lifetime, QosClass
-from agent.server.conditions import ConditionTimes, ConditionType, camel_case
+from agent.reconcile.diff import Cause, Difference
+from agent.server.conditions import (
+    ConditionTimes,
+    ConditionType,
+    camel_case,
+    without_consequences,
+)
 from agent.server.pod_records import STARTING_SECONDS, Absence, PodRecord, PodRecords
 from tests.agent.reconcile.pods import unenforced
 
@@ -44,6 +50,14 @@ def test_a_reason_has_the_form_of_kubernetes() -> None:
     assert camel_case("CPU offline") == "CPUOffline"
     assert camel_case("full-pcpus-only") == "FullPcpusOnly"
     assert camel_case("reverted by systemd") == "RevertedBySystemd"
+
+
+def test_effective_sets_inside_a_wrong_set_of_the_same_kind_are_no_condition_of_their_own() -> None:
+    wrong = Difference("a", "", Cause.UNKNOWN, file="cpuset.cpus")
+    follows = Difference("a/b", "", Cause.UNKNOWN, file="cpuset.cpus.effective")
+    other = replace(follows, file="cpuset.mems.effective")
+    assert [*without_consequences([follows, other, wrong])] == [other, wrong]
+    assert [*without_consequences([follows, other], above=[wrong])] == [other]
 
 
 KINDS = {"setup": ContainerKind.INIT, "proxy": ContainerKind.SIDECAR, "main": ContainerKind.APP}
