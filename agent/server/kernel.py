@@ -4,10 +4,10 @@ Calls read and write the kernel, so they are made in the worker thread. The enfo
 this module adds what belongs to no single cgroup: the files by which containers know what they
 have, the settings of the host, pauses for other writers, and which differences count as drift.
 
-In go the ledger with what is derived from it (`Desired`) and the uids of pods that changed.
-Commands return an `EnforcementReport`, in which a tree or bus that fails is a difference. Questions
-write nothing; one that cannot be answered raises what `agent.server.errors.readable` says, or
-returns None where its docstring says so.
+In go the ledger with what is derived from it (`Desired`) and the uids of pods that changed. The
+commands `enforce`, `release` and `reconcile` return an `EnforcementReport`, in which a tree or bus
+that fails is a difference. Questions write nothing. Those that read the kernel raise what
+`agent.server.errors.readable` says if they cannot; `count_intruders` returns None instead.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ class KernelEnforcement:
         self._isolation = isolation
         self._intruders = IntruderCount(probes.monotonic)
         self._contests = Contests(mount)
-        #: Whether all cgroups were observed since the agent's start.
+        #: Whether all cgroups were observed since the agent's start. If `enforce` or `release` was
+        #: first, what changed while the agent was stopped is repaired and not reported as drift:
+        #: nothing tells it from what their own change made differ.
         self._compared = False
 
     def enforce(self, target: Desired, *uids: str) -> EnforcementReport:
@@ -118,7 +120,8 @@ class KernelEnforcement:
 
         def act() -> EnforcementReport:
             released = self._enforcer.releaser.pod(allocation)
-            # A unit that was bound may be started again at once, on what it had before.
+            # A unit that was bound may be started again at once, on what it had before. Which
+            # bindings can be dropped is returned by the next comparison (`ended`).
             self._enforcer.releaser.bound(target)
             return _noted(self._enforcer.enforce_change(target), released.reason)
 
