@@ -1,4 +1,12 @@
-"""The admission API: HTTP and JSON over the Unix socket (docs/api.md)."""
+"""The handlers of the admission API: HTTP and JSON over the Unix socket (docs/api.md).
+
+In go requests of who may ask (`agent.server.peers.Access`). Out come answers: documents, or the
+stream of events. Always true:
+
+- Nothing is changed before the state is restored; what is read may be asked for at any time.
+- A body of more than `SMALL_BYTES`, and an answer that may be long, are parsed and written in a
+  thread of their own, one at a time: the loop answers other requests meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +20,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 import msgspec
-import structlog
 from msgspec.structs import replace
 
 from agent.api import documents as wire
@@ -20,23 +27,13 @@ from agent.api.documents import CordonRequest
 from agent.managers.node_fit import not_allocated
 from agent.pods.manifest import API_SOURCE, load_manifest
 from agent.pods.model import REQUIRE, ManifestError, Quality, unknown_qualities
-from agent.reconcile.report import BindingError
 from agent.server import errors
-from agent.server.http import (
-    BodyTooLargeError,
-    HttpError,
-    MethodNotAllowedError,
-    NotFoundError,
-    Response,
-    Routes,
-    Stream,
-)
-from agent.server.limits import NoRoomError
-from agent.server.log import shortened
+from agent.server.answers import JSON, answer_to_error, answer_without_handler, json_answer
+from agent.server.http import InvalidParameterError, Response, Routes, Stream
 from agent.server.maintenance import drain_plan
-from agent.server.operations import current_operation, operation
+from agent.server.operations import operation
 from agent.server.peers import Access
-from agent.server.queue import QueueStopped, Turns, Worker
+from agent.server.queue import Turns, Worker
 from agent.server.state_documents import map_now, pods_now, status_document
 from agent.state.history import HistoryQuery
 from agent.yaml import MISTAKES_REPORTED, Mistake
@@ -51,70 +48,37 @@ if TYPE_CHECKING:
     from sysfs.host import Host
 
 
-log = structlog.get_logger(__name__)
-
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 
 MAX_BODY_BYTES: Final = 4 << 20
 #: How long a whole body may take, in seconds.
 BODY_SECONDS: Final = 30.0
-JSON: Final = "application/json"
 #: The header of an answer with the id that the log lines of the request have.
 OPERATION: Final = "Numawarden-Operation"
-#: How many copies of a pod are tried at most to say how many fit.
+#: The most copies of a pod that are tried to say how many fit.
 MOST_COPIES: Final = 1000
 #: The longest reason of a cordon, in characters.
 LONGEST_REASON: Final = 256
-#: How many entries of the history an answer has, at most and unless the query says so.
+#: The most entries of the history that an answer has.
 MOST_ENTRIES: Final = 1000
+#: The entries of the history that an answer has if the query does not say how many.
 ENTRIES: Final = 100
-#: Longer bodies are parsed in a separate thread, so that the loop can answer other requests.
+#: The longest body that is parsed in the loop, in bytes.
 SMALL_BYTES: Final = 16 << 10
 
-_STATUS: Final = {
-    "PodNotFound": HTTPStatus.NOT_FOUND,
-    "ContainerNotFound": HTTPStatus.NOT_FOUND,
-    "BindingNotFound": HTTPStatus.NOT_FOUND,
-    "NoHistory": HTTPStatus.NOT_FOUND,
-    "HistoryUnreadable": HTTPStatus.INTERNAL_SERVER_ERROR,
-    "ManagedByManifest": HTTPStatus.CONFLICT,
-    "ManagedByKubelet": HTTPStatus.CONFLICT,
-    "CordonRejected": HTTPStatus.CONFLICT,
-    "NotCordoned": HTTPStatus.CONFLICT,
-    "PodRemoved": HTTPStatus.CONFLICT,
-    "NotReady": HTTPStatus.SERVICE_UNAVAILABLE,
-    "Busy": HTTPStatus.SERVICE_UNAVAILABLE,
-    "KernelUnreadable": HTTPStatus.INTERNAL_SERVER_ERROR,
-    "CheckpointFailed": HTTPStatus.INSUFFICIENT_STORAGE,
-    "TooSlow": HTTPStatus.REQUEST_TIMEOUT,
-    "InvalidManifest": HTTPStatus.UNPROCESSABLE_ENTITY,
-    "InvalidBinding": HTTPStatus.UNPROCESSABLE_ENTITY,
-}
-_CODE: Final = {
-    BodyTooLargeError: "TooLarge",
-    MethodNotAllowedError: "MethodNotAllowed",
-    NoRoomError: "Busy",
-    NotFoundError: "NotFound",
-}
-#: Error codes of answers that no handler makes.
-_CODE_BELOW: Final = {
-    HTTPStatus.FORBIDDEN: "Forbidden",
-    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "HeadTooLarge",
-    HTTPStatus.INTERNAL_SERVER_ERROR: "Internal",
-    HTTPStatus.SERVICE_UNAVAILABLE: "Busy",
-}
-#: A Unix time in a query.
-_SECONDS: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
-_BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
+#: A Unix time in a query, in seconds.
+_TIME: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
+#: The fewest colons of a manifest: those of apiVersion, kind and metadata.
+_COLONS: Final = 3
 
 
 class Api:
     """The routes of `/v1`.
 
-    Root, the agent's own user and members of `group` may use it (`Access`); a body has at most
-    `max_bytes`. `proc` is where procfs is. `no_requests` says why pods are not admitted here but
-    only tried ("": they are admitted).
+    `topology` writes a host as JSON. Root, the agent's own user and members of `group` may ask. A
+    body has at most `max_bytes`. `proc` is where procfs is. `no_requests` says why pods are only
+    tried here, "" if they are admitted.
     """
 
     def __init__(
@@ -133,8 +97,9 @@ class Api:
         self.max_bytes = max_bytes
         # Separate from the controller's thread, which writes cgroups and may take seconds.
         self._parser = Worker(controller.state.parts.progress, "parser")
+        #: Who waits for the parser, and who waits for the history.
         self._parsing, self._reading = Turns(), Turns()
-        self._access = Access(self._when_ready, self.failed, group, proc)
+        self._access = Access(self._when_ready, answer_without_handler, group, proc)
         self._routes = Routes(
             [
                 ("POST", "/v1/pods", self._admit),
@@ -167,39 +132,17 @@ class Api:
         """End the parser thread after its current work."""
         self._parser.close()
 
-    @staticmethod
-    def failed(status: HTTPStatus, message: str) -> Response:
-        """Return the answer to what no handler answers: malformed HTTP, other users, no room."""
-        return _failed(status, _CODE_BELOW.get(status, "InvalidRequest"), message)
-
     async def answer(self, request: Request) -> Answer:
         """Answer a request; every error is a document, and all errors are logged.
 
         The request is an operation, whose id the answer has in the header `OPERATION`.
         """
         with operation("request") as identity:
-            answer = await self._answered(request)
+            try:
+                answer = await self._access(request)
+            except Exception as error:  # noqa: BLE001  # logged with its traceback
+                answer = answer_to_error(request, error)
         return replace(answer, headers=(*answer.headers, (OPERATION, identity)))
-
-    async def _answered(self, request: Request) -> Answer:
-        try:
-            return await self._access(request)
-        except errors.RequestError as error:
-            status = _STATUS.get(error.code, HTTPStatus.BAD_REQUEST)
-            return _not_served(request, status, error.code, error.message, error.details)
-        except BindingError as error:
-            status = HTTPStatus.UNPROCESSABLE_ENTITY
-            return _not_served(request, status, "InvalidBinding", str(error))
-        except QueueStopped as error:
-            return _not_served(request, HTTPStatus.SERVICE_UNAVAILABLE, "Stopping", str(error))
-        except HttpError as error:
-            code = _CODE.get(type(error), "InvalidRequest")
-            failure = _not_served(request, error.status, code, str(error), error.details)
-            return replace(failure, headers=error.headers)
-        except Exception:
-            log.exception("request failed", method=request.method, path=request.target.path)
-            message = "internal error; see the agent log"
-            return _failed(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal", message)
 
     async def _when_ready(self, request: Request) -> Answer:
         """Route a request; changes wait until the state is restored."""
@@ -208,9 +151,10 @@ class Api:
         return await self._routes(request)
 
     async def _admit(self, request: Request) -> Response:
-        dry_run, replace_pod = _flag(request, "dryRun"), _flag(request, "replace")
+        dry_run, replaces = request.flag("dryRun"), request.flag("replace")
         if self._no_requests and not dry_run:
             raise errors.NoRequestsError(self._no_requests)
+        # 1. Read the pod. A manifest that cannot be read is a rejection, unless it was a trial.
         body = await _body(request)
         try:
             manifest = await self._manifest_of(body)
@@ -220,44 +164,45 @@ class Api:
                 with operation("admit"):
                     self._controller.rejections.report_invalid_request(error)
             raise
-        if dry_run:
-            answer = await self._controller.preview(pod, replace_pod=replace_pod)
-        else:
-            answer = await self._controller.admit(pod, replace_pod=replace_pod)
-        # Trials take many times as long as the decision: only who reads the advice waits for it.
-        if _flag(request, "advice"):
-            replaced = self._controller.decider.replaced(pod) if replace_pod else None
+        # 2. Admit it, or try whether it would be admitted.
+        admit = self._controller.preview if dry_run else self._controller.admit
+        answer = await admit(pod, replace_pod=replaces)
+        # 3. Add advice. Trials take many times as long as the decision: only who reads the advice
+        #    waits for it.
+        if request.flag("advice"):
+            replaced = self._controller.decider.replaced(pod) if replaces else None
             answer = await self._controller.advice.advised(pod, answer, replaced)
+        # 4. Add what is worth a warning.
         rules = self._controller.state.configured.rules
-        names = (name for each in pod.all_containers() for name in each.resources.requests)
+        names = (name for part in pod.all_containers() for name in part.resources.requests)
         warnings = (*manifest.warnings, *not_allocated(rules, names))
-        return _json(replace(answer, warnings=warnings), _admission_status(answer))
+        return json_answer(replace(answer, warnings=warnings), _admission_status(answer))
 
     async def _fit(self, request: Request) -> Response:
-        most = _count(request, "most", MOST_COPIES, MOST_COPIES)
+        most = request.number("most", MOST_COPIES, MOST_COPIES)
         pod = (await self._manifest_of(await _body(request))).pod
-        return _json(await self._controller.advice.fit(pod, most))
+        return json_answer(await self._controller.advice.fit(pod, most))
 
     async def _list(self, _request: Request) -> Response:
         state = self._controller.state
         pods, failed = pods_now(state), state.observed.records.failed_pods()
-        return await self._apart(lambda: _json(wire.PodListDocument(pods(), failed)))
+        return await self._apart(lambda: json_answer(wire.PodListDocument(pods(), failed)))
 
     async def _get(self, request: Request) -> Response:
-        return _json(await self._controller.pod(request.parameters["uid"]))
+        return json_answer(await self._controller.pod(request.path_parameters["uid"]))
 
     async def _remove(self, request: Request) -> Response:
-        return _json(await self._controller.remove(request.parameters["uid"]))
+        return json_answer(await self._controller.remove(request.path_parameters["uid"]))
 
     async def _bind(self, request: Request) -> Response:
-        uid, name = request.parameters["uid"], request.parameters["name"]
+        uid, name = request.path_parameters["uid"], request.path_parameters["name"]
         body = await _body(request)
         desired = await self._parsed(body, partial(_bind_request, body))
-        return _json(await self._controller.bind(uid, name, desired))
+        return json_answer(await self._controller.bind(uid, name, desired))
 
     async def _unbind(self, request: Request) -> Response:
-        uid, name = request.parameters["uid"], request.parameters["name"]
-        return _json(await self._controller.unbind(uid, name))
+        uid, name = request.path_parameters["uid"], request.path_parameters["name"]
+        return json_answer(await self._controller.unbind(uid, name))
 
     async def _watch(self, _request: Request) -> Stream:
         return Stream(self._events, "application/jsonl")
@@ -269,11 +214,11 @@ class Api:
 
     async def _status(self, _request: Request) -> Response:
         return await self._apart(
-            _json, status_document(self._controller.state, self._controller.clock.time())
+            json_answer, status_document(self._controller.state, self._controller.clock.time())
         )
 
     async def _verify(self, _request: Request) -> Response:
-        return await self._apart(_json, await self._controller.verify())
+        return await self._apart(json_answer, await self._controller.verify())
 
     async def _get_topology(self, _request: Request) -> Response:
         body = await self._apart(self._topology, self._controller.state.configured.host)
@@ -281,39 +226,40 @@ class Api:
 
     async def _map(self, _request: Request) -> Response:
         draw = map_now(self._controller.state, self._controller.clock.time())
-        return await self._apart(lambda: _json(draw()))
+        return await self._apart(lambda: json_answer(draw()))
 
     async def _history(self, request: Request) -> Response:
-        asked = dict(reversed(request.target.query))
-        limit = _count(request, "limit", MOST_ENTRIES, ENTRIES)
-        query = HistoryQuery(limit, asked.get("pod", ""), _since(asked.get("since", "0")))
+        limit = request.number("limit", MOST_ENTRIES, ENTRIES)
+        query = HistoryQuery(limit, request.parameter("pod", ""), _since(request))
         history = self._controller.state.parts.history
         if history is None:
             raise errors.NoHistoryError
         try:
             async with self._reading:
-                found = await history.latest(query)
+                entries = await history.latest(query)
         except OSError as error:
             raise errors.HistoryUnreadableError(error) from error
-        return await self._apart(_json, found)
+        return await self._apart(json_answer, entries)
 
     async def _reconcile(self, _request: Request) -> Response:
-        return _json(await self._controller.reconcile(insist=True))
+        return json_answer(await self._controller.reconcile(insist=True))
 
     async def _cordon(self, request: Request) -> Response:
-        asked = _cordon_request(await _body(request))
-        return _json(await self._controller.cordon(asked))
+        return json_answer(await self._controller.cordon(await self._cordon_request(request)))
 
     async def _uncordon(self, request: Request) -> Response:
-        asked = _cordon_request(await _body(request))
-        return _json(await self._controller.uncordon(asked))
+        return json_answer(await self._controller.uncordon(await self._cordon_request(request)))
 
     async def _drain(self, request: Request) -> Response:
-        if not _flag(request, "dryRun"):
+        if not request.flag("dryRun"):
             message = "the agent ends no pods; ask with dryRun=true which would have to end"
             raise errors.RequestError(message, (Mistake("dryRun", "true"),))
-        asked = _cordon_request(await _body(request))
-        return _json(await drain_plan(self._controller.state, asked.target))
+        cordon = await self._cordon_request(request)
+        return json_answer(await drain_plan(self._controller.state, cordon.target))
+
+    async def _cordon_request(self, request: Request) -> CordonRequest:
+        body = await _body(request)
+        return await self._parsed(body, partial(_cordon_request, body))
 
     async def _manifest_of(self, body: bytes) -> Manifest:
         gates = self._controller.state.configured.rules.policy.gates
@@ -328,8 +274,8 @@ class Api:
             return await self._parsed(body, load)
         except ManifestError as error:
             if b"\n" not in body and body.count(b":") >= _COLONS:
-                error.problems = tuple(_as_one_line(problem) for problem in error.problems)
-            raise invalid_manifest(error) from error
+                error.problems = tuple(map(_with_hint_on_curl, error.problems))
+            raise _invalid_manifest(error) from error
 
     async def _parsed(self, body: bytes, parse: Callable[[], _Result]) -> _Result:
         return parse() if len(body) <= SMALL_BYTES else await self._apart(parse)
@@ -340,27 +286,6 @@ class Api:
         """Run a call that takes long in the parser's thread; callers take turns."""
         async with self._parsing:
             return await self._parser.run(call, *args, **kwargs)
-
-
-#: So many are in every manifest: apiVersion, kind, metadata.
-_COLONS: Final = 3
-
-
-def _as_one_line(problem: Mistake) -> Mistake:
-    if not problem.message.startswith(("this is not YAML", "the document is empty")):
-        return problem
-    hint = "all of it is one line: curl -d removes line ends, --data-binary keeps them"
-    return replace(problem, message=f"{problem.message}; {hint}")
-
-
-def invalid_manifest(error: ManifestError) -> errors.InvalidManifestError:
-    """Return the error for a manifest: the number of mistakes, and the first 100 of them."""
-    count = len(error.problems)
-    summary = f"{count} mistakes in the manifest" if count > 1 else str(error)
-    if count > MISTAKES_REPORTED:
-        summary = f"{summary}, of which the first {MISTAKES_REPORTED} are listed"
-    listed = error.problems[:MISTAKES_REPORTED]
-    return errors.InvalidManifestError(summary, listed, error.identity)
 
 
 async def _body(request: Request) -> bytes:
@@ -386,58 +311,57 @@ def _bind_request(body: bytes) -> wire.BindRequest:
 
 def _cordon_request(body: bytes) -> CordonRequest:
     try:
-        asked = wire.decode(body, CordonRequest)
+        cordon = wire.decode(body, CordonRequest)
     except msgspec.DecodeError as error:
         expected = 'expected {"target": "4-7", "reason": "..."}'
         raise errors.RequestError(f"{error}; {expected}") from error
-    # It is kept in the checkpoint and shown in terminals.
-    if len(asked.reason) > LONGEST_REASON:
-        why = f"reason has {len(asked.reason)} characters, at most {LONGEST_REASON} are kept"
+    # The reason is kept in the checkpoint and shown in terminals.
+    if len(cordon.reason) > LONGEST_REASON:
+        why = f"reason has {len(cordon.reason)} characters, at most {LONGEST_REASON} are kept"
         raise errors.RequestError(why, (Mistake("reason", "length"),))
-    if not asked.reason.isprintable():
+    if not cordon.reason.isprintable():
         why = "reason has control characters, which a line cannot have"
         raise errors.RequestError(why, (Mistake("reason", "printable"),))
-    return asked
+    return cordon
 
 
-def _flag(request: Request, name: str) -> bool:
-    asked = dict(reversed(request.target.query))
-    text = asked.get(name, "false")
-    if text not in _BOOLEANS:
-        raise errors.RequestError(
-            f"{name} is true or false, found {text!r}", (Mistake(name, "boolean"),)
-        )
-    return _BOOLEANS[text]
+def _invalid_manifest(error: ManifestError) -> errors.InvalidManifestError:
+    """Return the error for a manifest: the number of mistakes, and the first 100 of them."""
+    count = len(error.problems)
+    summary = f"{count} mistakes in the manifest" if count > 1 else str(error)
+    if count > MISTAKES_REPORTED:
+        summary = f"{summary}, of which the first {MISTAKES_REPORTED} are listed"
+    listed = error.problems[:MISTAKES_REPORTED]
+    return errors.InvalidManifestError(summary, listed, error.identity)
+
+
+def _with_hint_on_curl(problem: Mistake) -> Mistake:
+    """Return a mistake in a manifest of one line, with what probably made it one."""
+    if not problem.message.startswith(("this is not YAML", "the document is empty")):
+        return problem
+    hint = "all of it is one line: curl -d removes line ends, --data-binary keeps them"
+    return replace(problem, message=f"{problem.message}; {hint}")
 
 
 def _requiring(pod: Pod, request: Request) -> Pod:
     """Return the pod with what the query requires of its allocation, beside its annotation."""
-    asked = dict(reversed(request.target.query)).get("require", "")
-    if not asked:
+    required = request.parameter("require", "")
+    if not required:
         return pod
-    unknown = unknown_qualities(asked)
+    unknown = unknown_qualities(required)
     if unknown:
         message = f"require has {unknown[0][:32]!r}, which is not one of {', '.join(Quality)}"
         raise errors.RequestError(message, (Mistake("require", "qualities"),))
-    both = ",".join(filter(None, (pod.annotations.get(REQUIRE), asked)))
+    both = ",".join(filter(None, (pod.annotations.get(REQUIRE), required)))
     return replace(pod, annotations=MappingProxyType({**pod.annotations, REQUIRE: both}))
 
 
-def _since(text: str) -> float:
-    """Return the Unix time of a query, in seconds."""
-    if _SECONDS.fullmatch(text) is None:
-        message = f"since is a Unix time in seconds, found {text[:32]!r}"
-        raise errors.RequestError(message, (Mistake("since", "time"),))
+def _since(request: Request) -> float:
+    """Return the Unix time from which on entries are asked for, in seconds."""
+    text = request.parameter("since", "0")
+    if _TIME.fullmatch(text) is None:
+        raise InvalidParameterError("since", "a Unix time in seconds", text, "time")
     return float(text)
-
-
-def _count(request: Request, name: str, most: int, default: int) -> int:
-    """Return a whole number of the query from 1 to `most`."""
-    text = dict(reversed(request.target.query)).get(name, str(default))
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= most):
-        message = f"{name} is a whole number from 1 to {most}, found {text[:32]!r}"
-        raise errors.RequestError(message, (Mistake(name, "number"),))
-    return int(text)
 
 
 def _admission_status(answer: wire.AdmissionDocument) -> HTTPStatus:
@@ -446,32 +370,3 @@ def _admission_status(answer: wire.AdmissionDocument) -> HTTPStatus:
     if answer.already_admitted or answer.dry_run:
         return HTTPStatus.OK
     return HTTPStatus.CREATED
-
-
-def _not_served(
-    request: Request,
-    status: HTTPStatus,
-    code: str,
-    message: str,
-    details: tuple[Mistake, ...] = (),
-) -> Response:
-    """Return the answer to a permitted request that is not served, and log it."""
-    path = shortened(request.target.path)
-    log.info("request not served", method=request.method, path=path, code=code)
-    return _failed(status, code, message, details)
-
-
-def _failed(
-    status: HTTPStatus, code: str, message: str, details: tuple[Mistake, ...] = ()
-) -> Response:
-    body = wire.ErrorBody(
-        code=code,
-        message=message,
-        details=tuple(details),
-        operation=current_operation(),
-    )
-    return _json(wire.ErrorDocument(error=body), status)
-
-
-def _json(document: wire.Document, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    return Response(wire.encode(document) + b"\n", status, JSON)

@@ -1,4 +1,9 @@
-"""Requests and responses, the handlers that routes lead to, and the errors of a request."""
+"""Requests and answers as handlers see them, and the routes from a request to its handler.
+
+In goes a request whose head was read (`agent.server.connection`). Out comes the answer of its
+handler, or an `HttpError` that says what is wrong with the request. A handler is called only with a
+method, a path and query parameters of its route.
+"""
 
 from __future__ import annotations
 
@@ -16,77 +21,22 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
-
+PLAIN: Final = "text/plain; charset=utf-8"
+#: How many characters of a library's error message are shown.
+_LONGEST_MESSAGE: Final = 120
+#: How many characters of a wrong value of a query parameter are shown.
+_LONGEST_VALUE: Final = 32
+_BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
+#: Resources of the metrics listener, which who asks the API for them is told.
 _OF_METRICS: Final = ("/metrics", "/healthz", "/readyz")
 
 
-class HttpError(Exception):
-    """An HTTP error response, with `headers` and `details`."""
-
-    status: ClassVar[HTTPStatus] = HTTPStatus.BAD_REQUEST
-    headers: tuple[tuple[str, str], ...] = ()
-    details: tuple[Mistake, ...] = ()
-
-
-class NotFoundError(HttpError):
-    """There is no resource of that path."""
-
-    status = HTTPStatus.NOT_FOUND
-
-    def __init__(self, path: str) -> None:
-        elsewhere = "; the metrics listener has it (agent.metrics)" if path in _OF_METRICS else ""
-        super().__init__(f"there is no resource {path} here{elsewhere}; see docs/api.md")
-
-
-class MethodNotAllowedError(HttpError):
-    """The resource does not support this method."""
-
-    status = HTTPStatus.METHOD_NOT_ALLOWED
-
-    def __init__(self, method: str, allowed: tuple[str, ...]) -> None:
-        listed = ", ".join(allowed)
-        super().__init__(f"{method} is not possible here; use {listed}")
-        self.headers = (("Allow", listed),)
-
-
-class UnknownParameterError(HttpError):
-    """The query names a parameter that this resource does not have.
-
-    Ignoring the parameter could do more than was requested, such as admitting instead of a dry run.
-    """
-
-    def __init__(self, name: str, known: tuple[str, ...]) -> None:
-        listed = ", ".join(known) or "none"
-        super().__init__(f"unknown query parameter {name!r}; this resource knows {listed}")
-        self.details = (Mistake(name, "unknown"),)
-
-
-class BodyTooLargeError(HttpError):
-    """The body exceeds the limit."""
-
-    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"the body is larger than {limit} bytes")
-
-
-class BrokenBodyError(HttpError):
-    """The body does not match its head, or ends too early."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"the body cannot be read: {reason}")
-
-
-PLAIN = "text/plain; charset=utf-8"
-
-#: How many characters of a library's error message are shown.
-_LONGEST_REASON: Final = 120
-
-
 class RequestTarget(Struct, frozen=True):
-    """A request's target: the decoded segments of its path, and its query."""
+    """The path and the query that a request asks for."""
 
+    #: The decoded segments of the path.
     segments: tuple[str, ...]
+    #: The decoded names and values, in their order.
     query: tuple[tuple[str, str], ...] = ()
 
     @classmethod
@@ -108,17 +58,41 @@ class RequestTarget(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """One request.
-
-    `read` returns the whole body and raises what `Exchange.read` does. `parameters` are the
-    named segments of the route's path. `connection` is None if the peer has disconnected.
-    """
+    """One request."""
 
     method: str
     target: RequestTarget
+    #: Returns the whole body; raises what `Exchange.read` does.
     read: Callable[[], Awaitable[bytes]]
+    #: The peer's socket, None if the peer has disconnected.
     connection: TransportSocket | None = None
-    parameters: Mapping[str, str] = field(default_factory=dict)
+    #: The segments of the path that the route has names for, by name.
+    path_parameters: Mapping[str, str] = field(default_factory=dict)
+
+    def parameter(self, name: str, default: str) -> str:
+        """Return a query parameter; of several with that name the first."""
+        return next((value for key, value in self.target.query if key == name), default)
+
+    def flag(self, name: str) -> bool:
+        """Return a query parameter that is true or false, false without it.
+
+        Raises `InvalidParameterError`.
+        """
+        value = self.parameter(name, "false")
+        if value not in _BOOLEANS:
+            raise InvalidParameterError(name, "true or false", value, "boolean")
+        return _BOOLEANS[value]
+
+    def number(self, name: str, most: int, default: int) -> int:
+        """Return a query parameter that is a whole number from 1 to `most`.
+
+        Raises `InvalidParameterError`.
+        """
+        value = self.parameter(name, str(default))
+        # Nine digits are more than any `most`, and `int` takes long for very many of them.
+        if not (value.isascii() and value.isdecimal() and 1 <= int(value[:9]) <= most):
+            raise InvalidParameterError(name, f"a whole number from 1 to {most}", value, "number")
+        return int(value)
 
 
 class Response(Struct, frozen=True):
@@ -131,8 +105,9 @@ class Response(Struct, frozen=True):
 
 
 class Stream(Struct, frozen=True):
-    """A response without a fixed end; `open` yields its pieces."""
+    """A response without a fixed end."""
 
+    #: Yields the pieces of the body.
     open: Callable[[], AbstractContextManager[AsyncIterator[bytes]]]
     content_type: str
     headers: tuple[tuple[str, str], ...] = ()
@@ -140,26 +115,38 @@ class Stream(Struct, frozen=True):
 
 Answer: TypeAlias = Response | Stream
 Handler: TypeAlias = "Callable[[Request], Awaitable[Answer]]"
-#: Makes the response to a request that is not served from a status and a message.
+#: Makes the response to a request that no handler answers, from a status and a message.
 Failure: TypeAlias = "Callable[[HTTPStatus, str], Response]"
 
 
-def plain_failure(status: HTTPStatus, message: str) -> Response:
-    """Return a response of one line of text."""
-    return Response(f"{message}\n".encode(), status)
+class Route(Struct, frozen=True):
+    """A method and a path, and the handler of requests for them."""
 
+    method: str
+    #: The segments of the path; `{name}` stands for any segment that is not empty.
+    path: tuple[str, ...]
+    handler: Handler
+    #: The allowed query parameters, None: any.
+    parameters: tuple[str, ...] | None
 
-def one_line(text: str) -> str:
-    """Return a library's error message as one short line for logs and responses."""
-    line = " ".join(text.split())
-    return ascii(line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}...")
+    def match(self, target: RequestTarget) -> Mapping[str, str] | None:
+        """Return the path parameters of a target, None if its path is another one."""
+        if len(self.path) != len(target.segments):
+            return None
+        parameters = {}
+        for pattern, segment in zip(self.path, target.segments, strict=True):
+            if pattern.startswith("{") and segment:
+                parameters[pattern.strip("{}")] = segment
+            elif pattern != segment:
+                return None
+        return parameters
 
 
 class Routes:
-    """Handlers by method and path; `{name}` in a path stands for any one segment, not empty.
+    """Calls the handler of a request.
 
-    `parameters` are the allowed query parameters by method and path (none if not listed); None
-    allows any.
+    `handlers` are methods, paths (`/pods/{uid}`) and handlers. `parameters` are the allowed query
+    parameters by method and path (none if not listed); None allows any.
     """
 
     def __init__(
@@ -167,8 +154,8 @@ class Routes:
         handlers: Iterable[tuple[str, str, Handler]],
         parameters: Mapping[tuple[str, str], tuple[str, ...]] | None = None,
     ) -> None:
-        self._handlers = [
-            (
+        self.routes = [
+            Route(
                 method,
                 tuple(path.removeprefix("/").split("/")),
                 handler,
@@ -179,30 +166,94 @@ class Routes:
 
     async def __call__(self, request: Request) -> Answer:
         """Call the handler of a request; raises an `HttpError`."""
-        found = {
-            method: (parameters, handler, known)
-            for method, pattern, handler, known in self._handlers
-            if (parameters := _match(pattern, request.target)) is not None
+        by_method = {
+            route.method: (route, path_parameters)
+            for route in self.routes
+            if (path_parameters := route.match(request.target)) is not None
         }
-        if not found:
+        if not by_method:
             raise NotFoundError(request.target.path)
-        if request.method not in found:
-            raise MethodNotAllowedError(request.method, tuple(sorted(found)))
-        parameters, handler, known = found[request.method]
+        if request.method not in by_method:
+            raise MethodNotAllowedError(request.method, tuple(sorted(by_method)))
+        route, path_parameters = by_method[request.method]
         for name, _ in request.target.query:
-            if known is not None and name not in known:
-                raise UnknownParameterError(name, known)
-        return await handler(replace(request, parameters=parameters))
+            if route.parameters is not None and name not in route.parameters:
+                raise UnknownParameterError(name, route.parameters)
+        return await route.handler(replace(request, path_parameters=path_parameters))
 
 
-def _match(pattern: tuple[str, ...], target: RequestTarget) -> dict[str, str] | None:
-    """Return the named segments, None if the path does not match."""
-    if len(pattern) != len(target.segments):
-        return None
-    parameters = {}
-    for desired, segment in zip(pattern, target.segments, strict=True):
-        if desired.startswith("{") and segment:
-            parameters[desired.strip("{}")] = segment
-        elif desired != segment:
-            return None
-    return parameters
+class HttpError(Exception):
+    """What is wrong with a request: a status, a message, and what programs read."""
+
+    status: ClassVar[HTTPStatus] = HTTPStatus.BAD_REQUEST
+    #: Headers of the response.
+    headers: tuple[tuple[str, str], ...] = ()
+    details: tuple[Mistake, ...] = ()
+
+
+class NotFoundError(HttpError):
+    """There is no resource of that path."""
+
+    status = HTTPStatus.NOT_FOUND
+
+    def __init__(self, path: str) -> None:
+        elsewhere = "; the metrics listener has it (agent.metrics)" if path in _OF_METRICS else ""
+        super().__init__(f"there is no resource {path} here{elsewhere}; see docs/api.md")
+
+
+class MethodNotAllowedError(HttpError):
+    """The resource does not support this method."""
+
+    status = HTTPStatus.METHOD_NOT_ALLOWED
+
+    def __init__(self, method: str, allowed: tuple[str, ...]) -> None:
+        names = ", ".join(allowed)
+        super().__init__(f"{method} is not possible here; use {names}")
+        self.headers = (("Allow", names),)
+
+
+class UnknownParameterError(HttpError):
+    """The query names a parameter that this resource does not have.
+
+    Ignoring the parameter could do more than was requested, such as admitting instead of a dry run.
+    """
+
+    def __init__(self, name: str, allowed: tuple[str, ...]) -> None:
+        names = ", ".join(allowed) or "none"
+        super().__init__(f"unknown query parameter {name!r}; this resource knows {names}")
+        self.details = (Mistake(name, "unknown"),)
+
+
+class InvalidParameterError(HttpError):
+    """A query parameter has a value that it cannot have; `kind` is for programs."""
+
+    def __init__(self, name: str, expected: str, value: str, kind: str) -> None:
+        super().__init__(f"{name} is {expected}, found {value[:_LONGEST_VALUE]!r}")
+        self.details = (Mistake(name, kind),)
+
+
+class BodyTooLargeError(HttpError):
+    """The body exceeds the limit."""
+
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the body is larger than {limit} bytes")
+
+
+class BrokenBodyError(HttpError):
+    """The body does not match its head, or ends too early."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the body cannot be read: {reason}")
+
+
+def plain_failure(status: HTTPStatus, message: str) -> Response:
+    """Return a response of one line of text."""
+    return Response(f"{message}\n".encode(), status)
+
+
+def one_line(text: str) -> str:
+    """Return a library's error message as one short line for logs and responses."""
+    line = " ".join(text.split())
+    return ascii(line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}...")

@@ -18,6 +18,7 @@ from agent import __version__
 from agent.clock import wait_for
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.progress import STALL_SECONDS
+from agent.server.answers import answer_without_handler
 from agent.server.connection import HttpServer
 from agent.server.limits import Limit, Limits
 from agent.server.listener import Listener
@@ -472,7 +473,7 @@ class Service:
         limits = replace(
             ADMISSION_LIMITS, body_bytes=size, bodies=ADMISSION_LIMITS.bodies.times(size)
         )
-        api = HttpServer(self._api.answer, limits, user_caller, failed=self._api.failed)
+        api = HttpServer(self._api.answer, limits, user_caller, failed=answer_without_handler)
         yield Listener(api, listeners.admission.socket)
 
     def _status(self) -> str:

@@ -150,8 +150,8 @@ def served() -> dict[tuple[str, str], tuple[str, ...]]:
     controller = SimpleNamespace(worker=SimpleNamespace(clock=None), state=state)
     api = Api(cast("Controller", controller), lambda _: b"")
     return {
-        (method, "/" + "/".join(path)): known or ()
-        for method, path, _, known in api._routes._handlers
+        (route.method, "/" + "/".join(route.path)): route.parameters or ()
+        for route in api._routes.routes
     }
 
 

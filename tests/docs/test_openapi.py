@@ -11,7 +11,7 @@ from openapi_spec_validator import validate
 
 from agent.api.documents import AdmissionDocument, ErrorBody, ErrorDocument, encode
 from agent.server import errors
-from agent.server import handlers as api
+from agent.server.answers import CODES_WITHOUT_HANDLER, HTTP_CODES, STATUSES
 from tests.docs.openapi import openapi_text, served
 
 DOCUMENT: dict[str, Any] = json.loads(openapi_text())
@@ -51,10 +51,10 @@ def test_it_has_every_route_and_parameter_of_the_agent_and_no_other() -> None:
 def test_it_has_every_code_that_the_agent_gives_an_error_with_its_status() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     given = {kind.code for kind in kinds if issubclass(kind, errors.RequestError)}
-    given |= {*api._STATUS, *api._CODE.values(), *api._CODE_BELOW.values()}
+    given |= {*STATUSES, *HTTP_CODES.values(), *CODES_WITHOUT_HANDLER.values()}
     assert len(given) > 10
     assert given - set().union(*codes().values()) == set()
-    wrong = [code for code, is_ in api._STATUS.items() if code not in codes()[str(is_.value)]]
+    wrong = [code for code, is_ in STATUSES.items() if code not in codes()[str(is_.value)]]
     assert wrong == []
 
 

@@ -14,6 +14,7 @@ import pytest
 from agent.api import documents as wire
 from agent.pods.manifest import load_manifest
 from agent.server import handlers as api
+from agent.server.answers import json_answer
 from agent.yaml import MISTAKES_REPORTED
 from tests.agent.server.support import UID, in_loop, make_world, manifest, running
 from tests.agent.server.test_api import ask
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tests.agent.server.support import Running, World
 
 LARGE = manifest() + b"#" * api.SMALL_BYTES
+CORDON = b'{"target": "4"}' + b" " * api.SMALL_BYTES
 BINDING = b'{"cgroup": "/a"}' + b" " * api.SMALL_BYTES
 
 
@@ -84,6 +86,7 @@ async def others_are_answered(agent: Running) -> None:
         ("load_manifest", load_manifest, "/v1/pods?dryRun=true", LARGE, HTTPStatus.OK),
         ("_bind_request", api._bind_request, f"/v1/pods/{UID}/containers/a/bind", BINDING,
          HTTPStatus.NOT_FOUND),
+        ("_cordon_request", api._cordon_request, "/v1/uncordon", CORDON, HTTPStatus.CONFLICT),
     ],
 )  # fmt: skip
 @in_loop
@@ -112,7 +115,7 @@ async def test_while_a_large_answer_is_written_others_are_answered(
     world: World, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     async with running(world) as agent:
-        with gate_at(monkeypatch, "agent.server.handlers._json", api._json) as gate:
+        with gate_at(monkeypatch, "agent.server.handlers.json_answer", json_answer) as gate:
             asked = asyncio.create_task(ask(agent, "GET", path))
             await gate.reached.wait()
             monkeypatch.undo()

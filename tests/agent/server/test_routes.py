@@ -21,7 +21,7 @@ async def nothing() -> bytes:
 
 
 async def parameters(request: Request) -> Response:
-    return Response(repr(sorted(request.parameters.items())).encode())
+    return Response(repr(sorted(request.path_parameters.items())).encode())
 
 
 async def other(_request: Request) -> Response:
