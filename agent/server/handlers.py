@@ -152,6 +152,7 @@ class Api:
 
     async def _admit(self, request: Request) -> Response:
         dry_run, replaces = request.flag("dryRun"), request.flag("replace")
+        advises = request.flag("advice")
         if self._no_requests and not dry_run:
             raise errors.NoRequestsError(self._no_requests)
         # 1. Read the pod. A manifest that cannot be read is a rejection, unless it was a trial.
@@ -169,7 +170,7 @@ class Api:
         answer = await admit(pod, replace_pod=replaces)
         # 3. Add advice. Trials take many times as long as the decision: only who reads the advice
         #    waits for it.
-        if request.flag("advice"):
+        if advises:
             replaced = self._controller.decider.replaced(pod) if replaces else None
             answer = await self._controller.advice.advised(pod, answer, replaced)
         # 4. Add what is worth a warning.

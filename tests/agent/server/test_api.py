@@ -150,6 +150,7 @@ BAD = (
     ("POST", "/v1/status", None, "405 MethodNotAllowed"),
     ("POST", "/v1/pods?dryrun=true", b"", "400 InvalidRequest"),
     ("POST", "/v1/pods?dryRun=maybe", b"", "400 InvalidRequest"),
+    ("POST", "/v1/pods?advice=maybe", manifest("b", OTHER_UID), "400 InvalidRequest"),
     ("GET", "/v1/pods/absent", None, "404 PodNotFound"),
     ("GET", "/v1/pods/..%2F..%2Fetc", None, "404 PodNotFound"),
     ("DELETE", "/v1/pods/absent", None, "404 PodNotFound"),
