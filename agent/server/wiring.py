@@ -44,7 +44,7 @@ from agent.server.governing import Governor, governed_at_start
 from agent.server.handlers import Api
 from agent.server.history_recorder import HistoryRecorder
 from agent.server.host_reader import HostReader, most_processes
-from agent.server.intake import PodIntake, SourceAdmissions
+from agent.server.intake import PodIntake
 from agent.server.kernel import HostProbes, KernelEnforcement
 from agent.server.lifecycle import HostInputs, Listeners, Service
 from agent.server.observations import Observations, Parts
@@ -54,6 +54,7 @@ from agent.server.providers import make_providers
 from agent.server.queue import Worker
 from agent.server.restart import orphaned_since, recover_pods, restored_state
 from agent.server.sockets import Address, group_id, open_tcp, open_unix, tls_context
+from agent.server.source_admissions import SourceAdmissions
 from agent.server.state import AgentState, AtStart
 from agent.server.steps import Steps
 from agent.server.watches import CgroupChanges

@@ -149,7 +149,7 @@ _RULES: Final[Mapping[type, Callable[[Any], Plain]]] = {
     SerialQueue: _line,
     Turns: lambda turns: (turns._taken, _all(turns._lanes._urgent), _all(turns._lanes._normal)),
     PodIntake: _fields,
-    Entry: lambda entry: _all((entry.says, entry.outcome, entry.again, entry.task is None)),
+    Entry: lambda entry: _all((entry.says, entry.outcome, entry.starts, entry.admission is None)),
     EntryOutcome: lambda outcome: _all((outcome.pod, outcome.generation, outcome.document)),
     SourceEntry: lambda entry: (entry.key, _of(entry.pod)),
     ManifestDocument: lambda document: (document.file, document.state),

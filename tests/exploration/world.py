@@ -35,10 +35,11 @@ from agent.server.errors import (
     SourcePodError,
 )
 from agent.server.exposition import Metrics
-from agent.server.intake import PodIntake, SourceAdmissions
+from agent.server.intake import PodIntake
 from agent.server.kernel import KernelEnforcement
 from agent.server.limits import Caller
 from agent.server.queue import OWN, QueueStopped, Worker, called_by
+from agent.server.source_admissions import SourceAdmissions
 from agent.server.state import AgentState
 from agent.server.steps import Steps
 from agent.sources.source import ADMITTED, SourceEntry

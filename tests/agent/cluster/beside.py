@@ -21,8 +21,9 @@ from agent.cluster.plugs import PLUGS
 from agent.cluster.runtime_events import RuntimeEvents
 from agent.config.cluster import BesideKubeletConfig, OnReject
 from agent.config.model import CgroupDriver
-from agent.server.intake import PodIntake, SourceAdmissions
+from agent.server.intake import PodIntake
 from agent.server.plugs import Fakes
+from agent.server.source_admissions import SourceAdmissions
 from agent.server.wiring import Wiring
 from agent.sources.source import SourceEntry, SourceReading
 from cgroupfs.names import Tier

@@ -19,7 +19,8 @@ from agent.managers.device.kubelet import KubeletListing
 from agent.managers.policy import PluginDevice
 from agent.pods.model import GivenDevice
 from agent.server.errors import StartError
-from agent.server.intake import PodIntake, SourceAdmissions
+from agent.server.intake import PodIntake
+from agent.server.source_admissions import SourceAdmissions
 from sysfs.mask import Mask
 from tests.agent.cluster.beside import Pods, container, sandbox
 from tests.agent.server.sites import pod_of

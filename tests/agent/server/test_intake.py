@@ -15,8 +15,9 @@ from agent.managers.decision import Reason, Rejection
 from agent.pods.manifest import load_pod
 from agent.pods.model import END, UNIT, ManifestError, PodIdentity, spec_digest
 from agent.server import intake
-from agent.server.intake import PodIntake, SourceAdmissions
+from agent.server.intake import PodIntake
 from agent.server.queue import QueueStopped
+from agent.server.source_admissions import SourceAdmissions
 from agent.sources.source import (
     ADMITTED,
     INVALID,
@@ -485,7 +486,7 @@ ENDS = f"its pod cannot end by itself: leave {END} and {UNIT} out, or admit it o
         ),
         ((shares,), "web", WHY),
         ((shares, having(room=0), having(hopeful=True), starts, says(A)), "web", WHY),
-        ((shares, says(A)), "web", f"{WHY}; {intake._ROOM_NOW}"),
+        ((shares, says(A)), "web", f"{WHY}; {intake.ROOM_NOW}"),
     ],
 )
 def test_a_document_says_why_and_whose_it_is(
