@@ -1,6 +1,12 @@
-"""Agent lifecycle: reconcile, report readiness, watch for changes, stop.
+"""The life of an agent: it starts to listen, compares, admits, is ready, follows changes, stops.
 
-Stopping the agent does not change running workloads.
+In go the controller, the listeners, and what is noticed of the host and of sources of pods
+(`HostInputs`). Out come actions in the controller's line: comparisons with the kernel, readings of
+the sources and of the host. Each change of something triggers one of these actions, and most are
+repeated from time to time, since a change may be missed. Always true:
+
+- No loop ends the agent, or ends unseen (`agent.server.loops`).
+- A stop changes no running workload, and callers of actions that were not started get an error.
 """
 
 from __future__ import annotations
@@ -12,26 +18,18 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 from msgspec import Struct
-from msgspec.structs import replace
 
 from agent import __version__
 from agent.clock import wait_for
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.progress import STALL_SECONDS
-from agent.server.answers import answer_without_handler
-from agent.server.connection import HttpServer
-from agent.server.limits import Limit, Limits
-from agent.server.listener import Listener
+from agent.server.listening import Listening
 from agent.server.loops import Loops
-from agent.server.monitoring import Monitoring
 from agent.server.observations import COMPARISON
-from agent.server.peers import callers_of, user_caller
 from agent.sources.source import SourceUnreadableError
 from cgroupfs.tree import parent
 
 if TYPE_CHECKING:
-    import socket
-    import ssl
     from collections.abc import (
         AsyncIterator,
         Awaitable,
@@ -48,9 +46,8 @@ if TYPE_CHECKING:
     from agent.server.controller import Controller
     from agent.server.handlers import Api
     from agent.server.intake import PodIntake
-    from agent.server.pod_resources import PodResourcesListener
+    from agent.server.listening import Listeners
     from agent.server.service_manager import ServiceManager
-    from agent.server.sockets import UnixListener
     from sysfs.host import WithheldCpus
     from sysfs.mask import Mask
 
@@ -74,29 +71,6 @@ LATE_ACTIONS: Final = 3
 SETTLE_PATIENCE: Final = 5.0
 #: Subject of the condition that inotify watches are lacking.
 _INOTIFY: Final = "inotify"
-#: Bytes of unread responses: the list of thousands of pods has some MiB.
-ANSWERS: Final = Limit(everyone=32 << 20, caller=16 << 20)
-#: The metrics listener is open to all users of the host, for scrapes and probes, which are answered
-#: at once. All clients of another host share an address, so an address has many connections: a new
-#: connection must not be closed in favour of later ones before its request is read.
-METRICS_LIMITS: Final = Limits(
-    requests=Limit(everyone=384, caller=256),
-    watchers=Limit(everyone=0, caller=0),
-    bodies=Limit(everyone=0, caller=0),
-    answers=ANSWERS,
-    head_seconds=10.0,
-    idle_seconds=15.0,
-)
-#: The API listener has commands, which may wait long for a response, and watchers. `bodies` counts
-#: bodies of the largest size.
-ADMISSION_LIMITS: Final = Limits(
-    requests=Limit(everyone=256, caller=128),
-    watchers=Limit(everyone=128, caller=64),
-    bodies=Limit(everyone=8, caller=2),
-    answers=ANSWERS,
-    head_seconds=10.0,
-    idle_seconds=120.0,
-)
 
 
 class CgroupFollower(Protocol):
@@ -123,49 +97,36 @@ class Companion(Struct, frozen=True):
     serve: Callable[[], Awaitable[None]]
 
 
-class Listeners(Struct, frozen=True):
-    """The listener of the API, the socket of metrics (and its TLS settings), podresources."""
-
-    admission: UnixListener
-    metrics: socket.socket | None = None
-    tls: ssl.SSLContext | None = None
-    pod_resources: PodResourcesListener | None = None
-
-    @property
-    def metrics_port(self) -> int:
-        """The actual port of the metrics listener; 0 without one."""
-        return 0 if self.metrics is None else int(self.metrics.getsockname()[1])
-
-
 class HostInputs(Struct, frozen=True):
-    """What the service reads of the host and of others; inputs that are None are not read.
+    """What the service reads, watches and runs; what is None is not there."""
 
-    `fingerprint` is cheap and changes when CPUs or nodes go offline or come online, `withheld`
-    reads which of the online CPUs pods cannot have; `discover` reads the host. All three block.
-    `hotplug` opens a stream that yields on changes. `intakes` are those of all sources of pods.
-    `offered` makes the policy with what the providers of devices offer now. `companions` run once
-    the agent is ready.
-    """
-
+    #: Reads the host. Blocks.
     discover: Callable[[], ConfiguredHost] | None = None
+    #: Returns a text that changes when CPUs or nodes go offline or come online. Blocks, is cheap.
     fingerprint: Callable[[], str] | None = None
+    #: Returns which of the online CPUs pods cannot have. Blocks.
     withheld: Callable[[Mask], tuple[WithheldCpus, ...]] | None = None
+    #: Opens a stream that yields when CPUs, memory or devices come or go.
     hotplug: Callable[[], AsyncIterator[object]] | None = None
+    #: Notices changes in cgroups.
     cgroups: CgroupFollower | None = None
+    #: Those of all sources of pods.
     intakes: tuple[PodIntake, ...] = ()
+    #: Makes the policy with what the providers of devices offer now.
     offered: Callable[[], ConfiguredHost] | None = None
+    #: What runs beside the loops once they have begun.
     companions: tuple[Companion, ...] = ()
 
 
 class Service:
-    """Runs the controller's queue, both listeners, and periodic actions (`period` in seconds)."""
+    """Runs an agent; `period` is the time from one comparison with the kernel to the next (s)."""
 
     def __init__(
         self,
         controller: Controller,
         api: Api,
         listeners: Listeners,
-        around: HostInputs,
+        inputs: HostInputs,
         manager: ServiceManager,
         clock: Clock,
         period: float,
@@ -173,33 +134,32 @@ class Service:
         self._controller = controller
         self._progress = controller.state.parts.progress
         self._loops = Loops(controller.state.observed.conditions, self._progress, clock)
-        late = LATE_PERIODS * period + LATE_ACTIONS * STALL_SECONDS
-        #: The comparison with the kernel, whatever asks for it.
-        self._comparison = self._progress.part("comparison with the kernel", late)
-        self._comparison.begin()
-        self._api = api
-        self._listeners = listeners
-        self._around = around
+        self._listening = Listening(controller, api, listeners)
+        self._inputs = inputs
         self._manager = manager
         self._clock = clock
         self._period = period
         self._stop = asyncio.Event()
+        #: What is to be done soon: compare with the kernel, read each source of pods, read the
+        #: host, end pods, check the listeners, use what the providers of devices offer.
         self._compare = asyncio.Event()
-        self._rescans = [(intake, asyncio.Event()) for intake in around.intakes]
+        self._rescans = [(intake, asyncio.Event()) for intake in inputs.intakes]
         self._rediscover = asyncio.Event()
         self._end = asyncio.Event()
-        self._listen = asyncio.Event()
-        #: Cgroups that were created and not yet written, and that there are any.
+        self._check = asyncio.Event()
+        self._offered = asyncio.Event()
+        #: Cgroups that were created and not yet written, and whether there are any.
         self._created: set[str] = set()
         self._appeared = asyncio.Event()
-        self._served: list[Listener] = []
-        #: Of all listeners of HTTP, as far as connections wait to be accepted.
-        self._accepting = controller.state.parts.progress.part("accepting of connections")
-        self._offered = asyncio.Event()
-        controller.outcomes.follow(self._follow_also)
+        #: `HostInputs.fingerprint` when the host was read last.
         self._fingerprint: str | None = None
+        #: The comparison with the kernel, which is late whatever keeps it from being done.
+        late = LATE_PERIODS * period + LATE_ACTIONS * STALL_SECONDS
+        self._comparison = self._progress.part("comparison with the kernel", late)
+        self._comparison.begin()
         pending = controller.state.observed.pending
         pending[COMPARISON] = "the kernel has not been compared with the ledger yet"
+        controller.outcomes.follow(self._follow_created)
 
     def stop(self) -> None:
         """Request the stop; running workloads are not changed."""
@@ -208,17 +168,16 @@ class Service:
     def resync(self) -> None:
         """Request to read the host and the sources of pods again and to reconcile."""
         log.info("resync requested")
-        for asked in (self._rediscover, self._compare):
-            asked.set()
+        self._rediscover.set()
+        self._compare.set()
         self._read_sources()
 
     async def run(self) -> None:
         """Run until `stop`."""
         controller = self._controller
         serving = asyncio.create_task(controller.queue.serve())
-        served: list[Listener | PodResourcesListener] = []
         try:
-            await self._until_stopped(self._live(served))
+            await self._until_stopped(self._live())
         finally:
             self._manager.stopping()
             controller.state.observed.ready = False
@@ -226,31 +185,29 @@ class Service:
             controller.events.close()
             # First, so that callers of actions that were not started get an error.
             controller.queue.stop()
-            await asyncio.gather(*(listener.stop() for listener in served))
+            await self._listening.stop()
             await serving
             controller.worker.close()
-            self._api.close()
             log.info("stopped, workloads left unchanged")
 
-    async def _live(self, served: list[Listener | PodResourcesListener]) -> None:
-        for listener in self._make_listeners():
-            served.append(listener)
-            self._served.append(listener)
-            await listener.start()
-        if self._listeners.pod_resources is not None:
-            served.append(self._listeners.pod_resources)
-            await self._listeners.pod_resources.start()
+    async def _live(self) -> None:
+        # 1. Answer what is asked; changes are rejected until the agent is ready.
+        await self._listening.start()
         self._publish_start()
+        # 2. Enforce the restored ledger.
         await self._remember_host()
         await self._loops.attempt(self._reconcile, "reconcile")
         self._controller.outcomes.note_recovered()
-        for intake in self._around.intakes:
+        # 3. Admit the pods of each source.
+        for intake in self._inputs.intakes:
             await self._loops.attempt(partial(self._sync, intake), _sync_of(intake))
+        # 4. Follow changes.
         async with asyncio.TaskGroup() as group:
             for name, loop in self._make_loops():
                 group.create_task(self._loops.never_ending(name, loop))
-            if self._around.offered is not None:
-                # What starts after the agent may register once, and finds the socket.
+            # 5. Be ready, once device plugins had time to register: what starts after the agent may
+            #    register once, and finds the socket.
+            if self._inputs.offered is not None:
                 for provider in self._controller.state.parts.providers.all:
                     await wait_for(provider.settled, SETTLE_PATIENCE, self._clock)
             self._controller.state.observed.ready = True
@@ -269,43 +226,31 @@ class Service:
 
     def _make_loops(self) -> Iterator[tuple[str, Coroutine[None, None, None]]]:
         """Yield what goes on until the agent stops, by name."""
-        around = self._around
-        actions: list[tuple[asyncio.Event, float | None, Callable[[], Awaitable[None]], str]] = [
+        inputs, repeat, pump = self._inputs, self._loops.repeat, self._loops.pump
+        for requested, period, action, name in (
             (self._compare, self._period, self._reconcile, "reconcile"),
             (self._end, END_PERIOD, self._controller.end_pods, "end pods"),
-            (self._listen, END_PERIOD, self._check_listeners, "listeners"),
+            (self._check, END_PERIOD, self._listening.check, "listeners"),
             (self._rediscover, None, self._take_over, "take over"),
-        ]
-        streams: list[tuple[str, Callable[[], AsyncIterator[object]], asyncio.Event]] = []
-        for intake, asked in self._rescans:
-            sync, source = partial(self._sync, intake), intake.source
-            actions.append((asked, SOURCE_PERIOD, sync, _sync_of(intake)))
-            streams.append((f"changes of {source.name}", source.changes, asked))
-        if around.cgroups is not None:
-            yield (
-                "new cgroups",
-                self._loops.repeat(
-                    self._appeared,
-                    None,
-                    self._meet,
-                    "new cgroups",
-                    settle=0,
-                    spacing=APPEARED_SECONDS,
-                ),
-            )
-            changes = partial(self._cgroup_changes, around.cgroups)
-            streams.append(("cgroup changes", changes, self._compare))
-        if around.hotplug is not None:
-            streams.append(("hotplug events", around.hotplug, self._rediscover))
-        if around.offered is not None:
-            actions.append((self._offered, None, self._take_offer, "take offer"))
+        ):
+            yield name, repeat(requested, period, action, name)
+        for intake, requested in self._rescans:
+            name = _sync_of(intake)
+            yield name, repeat(requested, SOURCE_PERIOD, partial(self._sync, intake), name)
+            name = f"changes of {intake.source.name}"
+            yield name, pump(name, intake.source.changes, requested)
+        if inputs.cgroups is not None:
+            name, spacing = "new cgroups", APPEARED_SECONDS
+            yield name, repeat(self._appeared, None, self._meet, name, settle=0, spacing=spacing)
+            name, changes = "cgroup changes", partial(self._cgroup_changes, inputs.cgroups)
+            yield name, pump(name, changes, self._compare)
+        if inputs.hotplug is not None:
+            yield "hotplug events", pump("hotplug events", inputs.hotplug, self._rediscover)
+        if inputs.offered is not None:
+            yield "take offer", repeat(self._offered, None, self._take_offer, "take offer")
             for provider in self._controller.state.parts.providers.all:
                 yield f"devices of {provider.name}", self._serve(provider)
-        for action in actions:
-            yield action[-1], self._loops.repeat(*action)
-        for stream in streams:
-            yield stream[0], self._loops.pump(*stream)
-        for companion in around.companions:
+        for companion in inputs.companions:
             yield companion.name, self._accompany(companion)
         if self._manager.ping_seconds is not None:
             yield "watchdog", self._ping(self._manager.ping_seconds)
@@ -320,7 +265,7 @@ class Service:
         self._manager.status(self._status())
 
     async def _cgroup_changes(self, watched: CgroupFollower) -> AsyncIterator[None]:
-        """Yield whenever something changed; what was created does not wait for the comparison."""
+        """Yield whenever something changed. Created cgroups do not wait for the comparison."""
         async for created in watched.changes():
             if created:
                 self._created.update(created)
@@ -328,32 +273,15 @@ class Service:
             yield
 
     async def _meet(self) -> None:
-        """Enforce the pods in which cgroups were created; see that these pods can have their CPUs.
+        """Enforce the pods in which cgroups were created.
 
-        A pod may have been admitted since another program's partition took them.
+        Another program's partition may have taken CPUs of such a pod before it was admitted, so see
+        whether the host changed.
         """
         created, self._created = self._created, set()
         await self._controller.meet(created)
         if await self._host_changed():
             self._rediscover.set()
-
-    async def _check_listeners(self) -> None:
-        """Listen again where the API's socket file is gone, or is another one; raises `StartError`.
-
-        The last of the listeners is the API's.
-        """
-        standing = [how for each in self._served if (how := each.standing())]
-        if not standing:
-            self._accepting.rest()
-        elif not self._accepting.owes:
-            log.error("connections not accepted", why=standing)
-            self._accepting.begin()
-        admission = self._listeners.admission
-        if not admission.has_file():
-            log.warning("socket file gone or replaced", path=str(admission.path))
-            admission.open_again()
-            await self._served[-1].listen(admission.socket)
-            log.info("listening again", path=str(admission.path))
 
     async def _sync(self, intake: PodIntake) -> None:
         name = intake.source.name
@@ -366,55 +294,57 @@ class Service:
         self._follow_cgroups()
 
     def _read_sources(self) -> None:
-        for _, asked in self._rescans:
-            asked.set()
+        for _, requested in self._rescans:
+            requested.set()
 
     async def _take_over(self) -> None:
-        if self._around.discover is None:
+        if self._inputs.discover is None:
             return
-        if await self._controller.take_over(self._around.discover):
+        if await self._controller.take_over(self._inputs.discover):
             self._compare.set()
             self._read_sources()
         await self._remember_host()
 
     async def _take_offer(self) -> None:
-        if self._around.offered is not None:
-            await self._controller.take_over(self._around.offered)
+        if self._inputs.offered is not None:
+            await self._controller.take_over(self._inputs.offered)
             # There may be room now for what was rejected.
             self._controller.state.observed.releases += 1
             self._read_sources()
 
     async def _remember_host(self) -> None:
-        if self._around.fingerprint is not None:
-            self._fingerprint = await self._controller.worker.run(self._around.fingerprint)
+        if self._inputs.fingerprint is not None:
+            self._fingerprint = await self._controller.worker.run(self._inputs.fingerprint)
 
     async def _host_changed(self) -> bool:
-        around, run = self._around, self._controller.worker.run
-        if around.withheld is not None:
+        inputs, run = self._inputs, self._controller.worker.run
+        if inputs.withheld is not None:
             host = self._controller.state.configured.host
-            if await run(around.withheld, host.online) != host.withheld:
+            if await run(inputs.withheld, host.online) != host.withheld:
                 return True
-        return around.fingerprint is not None and await run(around.fingerprint) != self._fingerprint
+        return inputs.fingerprint is not None and await run(inputs.fingerprint) != self._fingerprint
 
     def _follow_cgroups(self) -> None:
-        watched, controller = self._around.cgroups, self._controller
-        bindings = controller.state.durable.bindings
-        # The root, too: what appears at the top follows at once. So does a unit that was bound.
-        above = {"", *(parent(binding.cgroup) for binding in bindings)}
-        if watched is not None and self._watching(
-            lambda: watched.follow(
-                {*above, *controller.outcomes.cgroups}, controller.outcomes.renewed
-            )
-        ):
-            controller.outcomes.renewed.clear()
+        """Watch the observed cgroups and no others."""
+        cgroups, controller = self._inputs.cgroups, self._controller
+        if cgroups is None:
+            return
+        # The root, too: cgroups that appear at the top are written at once. So is a unit that was
+        # bound.
+        above = {"", *(parent(binding.cgroup) for binding in controller.state.durable.bindings)}
+        desired, renewed = {*above, *controller.outcomes.cgroups}, controller.outcomes.renewed
+        if self._watching(lambda: cgroups.follow(desired, renewed)):
+            renewed.clear()
             controller.state.observed.conditions.pop(_INOTIFY, None)
 
-    def _follow_also(self, cgroups: Iterable[str]) -> None:
-        watched = self._around.cgroups
-        if watched is not None:
-            self._watching(lambda: watched.also(cgroups))
+    def _follow_created(self, created: Iterable[str]) -> None:
+        """Watch cgroups that enforcement created before the first process of their pod starts."""
+        cgroups = self._inputs.cgroups
+        if cgroups is not None:
+            self._watching(lambda: cgroups.also(created))
 
     def _watching(self, watch: Callable[[], None]) -> bool:
+        """Change which cgroups are watched; return whether the kernel allowed all watches."""
         try:
             watch()
         except OSError as error:
@@ -457,24 +387,6 @@ class Service:
             if self._progress.failure() is None:
                 self._manager.alive()
             await self._clock.sleep(period)
-
-    def _make_listeners(self) -> Iterator[Listener]:
-        listeners = self._listeners
-        if listeners.metrics is not None:
-            controller = self._controller
-            monitoring = Monitoring(
-                controller.metrics, self._progress, controller.state, controller.queue
-            )
-            routes = monitoring.routes()
-            callers = callers_of(listeners.metrics)
-            metrics = HttpServer(routes, METRICS_LIMITS, callers, listeners.tls)
-            yield Listener(metrics, listeners.metrics)
-        size = self._api.max_bytes
-        limits = replace(
-            ADMISSION_LIMITS, body_bytes=size, bodies=ADMISSION_LIMITS.bodies.times(size)
-        )
-        api = HttpServer(self._api.answer, limits, user_caller, failed=answer_without_handler)
-        yield Listener(api, listeners.admission.socket)
 
     def _status(self) -> str:
         state = self._controller.state

@@ -46,7 +46,8 @@ from agent.server.history_recorder import HistoryRecorder
 from agent.server.host_reader import HostReader, most_processes
 from agent.server.intake import PodIntake
 from agent.server.kernel import HostProbes, KernelEnforcement
-from agent.server.lifecycle import HostInputs, Listeners, Service
+from agent.server.lifecycle import HostInputs, Service
+from agent.server.listening import Listeners
 from agent.server.observations import Observations, Parts
 from agent.server.plugs import CompanionInputs, Fakes, SourceInputs
 from agent.server.pod_records import details

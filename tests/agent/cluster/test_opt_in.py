@@ -64,7 +64,7 @@ class Node:
 
     @property
     def intake(self) -> PodIntake:
-        [intake] = self.agent.service._around.intakes
+        [intake] = self.agent.service._inputs.intakes
         return intake
 
     @property
@@ -180,7 +180,7 @@ async def test_without_a_resource_the_agent_is_not_a_plugin(beside: World) -> No
     kubelet = replace(beside.config.agent.kubelet, exclusive_resource="")
     beside.config = replace(beside.config, agent=replace(beside.config.agent, kubelet=kubelet))
     async with running(beside) as agent:
-        names = [each.name for each in agent.service._around.companions]
+        names = [each.name for each in agent.service._inputs.companions]
         assert "device plugin of the kubelet" not in names
         assert not (kubelet.directory / "device-plugins").exists()
 

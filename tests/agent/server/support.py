@@ -301,7 +301,7 @@ class Running:
 
     async def sync_manifests(self) -> None:
         """Read the manifest directory now."""
-        (intake,) = (i for i in self.service._around.intakes if i.source.name == "manifests")
+        (intake,) = (i for i in self.service._inputs.intakes if i.source.name == "manifests")
         await self.service._loops.attempt(partial(self.service._sync, intake), "sync manifests")
 
     async def stop(self) -> None:
@@ -335,7 +335,7 @@ async def running(
     assembly = wired(world, manager)
     with assembly as service:
         if cgroups is not None:
-            service._around = replace(service._around, cgroups=cgroups)
+            service._inputs = replace(service._inputs, cgroups=cgroups)
         life = asyncio.create_task(service.run())
         try:
             await either(manager.is_ready.wait(), life)

@@ -242,7 +242,7 @@ async def trial(tmp_path: Path, host: Path, where: str, fault: str, when: str) -
     controller = assembly.controller
     changes = CgroupChanges(world.config.agent.cgroup_mount)
     with assembly as service, closing(changes):
-        service._around = replace(service._around, cgroups=changes)
+        service._inputs = replace(service._inputs, cgroups=changes)
         life = asyncio.create_task(_serve(service))
         ready = asyncio.create_task(manager.is_ready.wait())
         seconds = 0.5 if where and when != STOP else PATIENT_SECONDS

@@ -617,7 +617,8 @@ async def asked(where: Path, point: str, fault: str, *, early: bool, clock: Fake
                 await _answered(request)
             fit = partial(client.fit, manifest("big", UID, cpu="40"), 1)
             await asyncio.gather(*(_answered(fit) for _ in range(6)))
-            await asyncio.to_thread(_exchanges, world.socket, service._listeners.metrics_port)
+            port = service._listening._listeners.metrics_port
+            await asyncio.to_thread(_exchanges, world.socket, port)
         POINTS.fails = ""
 
         async def again() -> None:

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.server import connection as connection_module
-from agent.server import lifecycle as service_module
+from agent.server import listening
 from agent.server.connection import (
     AHEAD_BYTES,
     MAX_HEAD_BYTES,
@@ -288,8 +288,8 @@ async def test_where_there_is_no_room_for_a_user_a_document_says_when_to_ask_aga
     world: World, monkeypatch: pytest.MonkeyPatch, small: Limits, said: bytes
 ) -> None:
     caller = USER
-    monkeypatch.setattr(service_module, "ADMISSION_LIMITS", small)
-    monkeypatch.setattr(service_module, "user_caller", lambda _: caller)
+    monkeypatch.setattr(listening, "ADMISSION_LIMITS", small)
+    monkeypatch.setattr(listening, "user_caller", lambda _: caller)
     async with running(world) as agent:
         patient = await asyncio.open_unix_connection(str(world.socket))
         patient[1].write(LONGEST)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from agent.pods.manifest import load_pod
-from agent.server import lifecycle as service_module
+from agent.server import listening
 from agent.server.connection import HttpConnection
 from agent.server.handlers import Api
 from agent.server.http import Request, RequestTarget, Response
@@ -153,8 +153,8 @@ async def test_members_of_the_group_do_not_lock_root_out_of_the_agent(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caller = USER
-    monkeypatch.setattr(service_module, "ADMISSION_LIMITS", limits(2, bodies=Limit(8, 2)))
-    monkeypatch.setattr(service_module, "user_caller", lambda _: caller)
+    monkeypatch.setattr(listening, "ADMISSION_LIMITS", limits(2, bodies=Limit(8, 2)))
+    monkeypatch.setattr(listening, "user_caller", lambda _: caller)
     kept: list[Ends] = []
     async with running(world) as agent:
         for number in range(12):

@@ -362,7 +362,7 @@ async def test_a_new_pod_is_watched_at_once_and_a_lack_of_watches_is_reported_un
 ) -> None:
     watch = FullWatch()
     async with running(world) as agent:
-        agent.service._around = replace(agent.service._around, cgroups=watch)
+        agent.service._inputs = replace(agent.service._inputs, cgroups=watch)
         await agent.ask(agent.client.admit, manifest())
         assert watch.watched == {POD}
         watch.full = True

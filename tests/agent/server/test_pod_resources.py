@@ -240,7 +240,7 @@ async def test_grpc_is_imported_where_a_socket_is_configured_alone_and_may_be_mi
     unserved = replace(world.config.agent, pod_resources=PodResourcesConfig())
     world.config = replace(world.config, agent=unserved)
     async with running(world) as agent:
-        assert agent.service._listeners.pod_resources is None
+        assert agent.service._listening._listeners.pod_resources is None
     assert "agent.rpc" not in sys.modules
 
 

@@ -159,7 +159,7 @@ async def _serve(service: Service, controller: Controller, node: Node) -> list[f
     """Run the agent, and return the seconds of each answer to CreateContainer."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, service.stop)
-    service._around = replace(service._around, cgroups=node.changes)
+    service._inputs = replace(service._inputs, cgroups=node.changes)
     listening = partial(loop.call_soon_threadsafe, node.changes.note)
     threading.Thread(target=node.serve, args=(listening,), daemon=True).start()
     seconds = _recorded(controller.metrics.runtime_request_duration)
