@@ -106,7 +106,7 @@ class HostInputs(Struct, frozen=True):
     fingerprint: Callable[[], str] | None = None
     #: Returns which of the online CPUs pods cannot have. Blocks.
     withheld: Callable[[Mask], tuple[WithheldCpus, ...]] | None = None
-    #: Opens a stream that yields when CPUs, memory or devices come or go.
+    #: Opens a stream that yields when CPUs, memory or nodes come or go.
     hotplug: Callable[[], AsyncIterator[object]] | None = None
     #: Notices changes in cgroups.
     cgroups: CgroupFollower | None = None

@@ -2,7 +2,7 @@
 
 In go a configuration, the plugs, and replacements of parts of the host for tests; out comes a
 `Service` that is ready to run. Until it runs, only the cgroup above all pods is written. If a step
-fails, what was opened before is closed, and the error keeps the agent from starting.
+fails, what was opened before it is closed, and the error keeps the agent from starting.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -29,13 +28,10 @@ from agent.progress import Progress, moved
 from agent.reconcile.assigned import AssignedFiles
 from agent.reconcile.binding import cgroup_of_pid
 from agent.reconcile.desired import no_host_settings
-from agent.reconcile.diff import unknown_writer
 from agent.reconcile.enforced import EnforcedControllers
 from agent.reconcile.report import BindingError
 from agent.reconcile.running_pods import pod_uids, seen_pods
-from agent.reconcile.start_checks import make_enforcer, make_layout, open_tree
-from agent.reconcile.tasks import read_tasks
-from agent.runtimes import RuntimeFiles
+from agent.reconcile.start_checks import make_enforcer, make_layout
 from agent.server.configured import situate
 from agent.server.controller import Controller
 from agent.server.errors import StartError, missing_extra
@@ -43,7 +39,8 @@ from agent.server.exposition import Metrics
 from agent.server.governing import Governor, governed_at_start
 from agent.server.handlers import Api
 from agent.server.history_recorder import HistoryRecorder
-from agent.server.host_reader import HostReader, most_processes
+from agent.server.host_parts import PROC, open_host
+from agent.server.host_reader import HostReader
 from agent.server.intake import PodIntake
 from agent.server.kernel import HostProbes, KernelEnforcement
 from agent.server.lifecycle import HostInputs, Service
@@ -62,33 +59,26 @@ from agent.server.watches import CgroupChanges
 from agent.state.history import HistoryBounds, HistoryStore
 from agent.state.store import Store
 from cgroupfs.names import Driver, Layout, Tier
-from cgroupfs.tree import counts_huge_pages
-from cgroupfs.writers import CgroupWriters, Fanotify
 from sysfs.uevents import watch_hotplug
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from agent.clock import Clock
     from agent.config.model import Config
     from agent.devices.providers import Providers
     from agent.managers.recovery import ObservedPod
-    from agent.reconcile.diff import Difference, WriterOf
+    from agent.reconcile.diff import Difference
     from agent.reconcile.enforcer import Enforcer
-    from agent.reconcile.tasks import Task
-    from agent.runtimes import ContainerIdentifier
     from agent.server.configured import ConfiguredHost
     from agent.server.plugs import Plugs
     from agent.server.service_manager import ServiceManager
-    from cgroupfs.tree import CgroupTree
     from sysfs.host import Host
     from systemd.bus import Systemd
 
 log = structlog.get_logger(__name__)
 
-#: Processes are those of the running kernel, whatever `agent.sysfsRoot` is.
-PROC: Final = Path("/proc")
-#: As the kubelet makes the directory: for its user and group alone.
+#: The mode of the directory of podresources: as the kubelet makes it, for its user and group alone.
 _DIRECTORY_MODE: Final = 0o750
 
 
@@ -109,33 +99,33 @@ class Wiring:
         plugs: Plugs,
         fakes: Fakes | None = None,
     ) -> None:
-        self._given, self._plugs, self._clock = config, plugs, clock
+        #: The configuration as it was given; `_config` is that under the version that governs.
+        self._given = config
+        self._plugs, self._clock = plugs, clock
         self._fakes = fakes or Fakes()
         self._boot_id = running_boot(PROC)
-        # 1. Find the kubelet beside the agent; the start ends here if it must not be there.
+        # 1. Find what works beside the agent; the start ends here if it must not be there.
         self._neighbour = plugs.check(config, self._fakes.kubelet_root)
         self._managers = (*self._neighbour.managers, *plugs.managers)
         #: Conditions about the neighbour and its version, by subject; companions get them, too.
-        self._noted = dict(self._neighbour.conditions)
+        self._neighbour_conditions = dict(self._neighbour.conditions)
         #: All other conditions of the start, by subject.
-        self._conditions = dict[str, str]()
+        self._start_conditions = dict[str, str]()
         with ExitStack() as opened:
             # 2. Lock the state directory and the cgroup tree: each has one agent.
             self._store = Store(config.agent.state_directory, self._fakes.files)
             opened.enter_context(self._store)
             self._metrics = Metrics(self._managers, config.agent.metrics.names)
             self._history = self._make_history(opened)
-            self._tree = self._open_tree()
-            opened.callback(self._tree.lock().release)
+            self._host = open_host(config.agent, self._fakes, opened)
+            opened.callback(self._host.tree.lock().release)
             # 3. Load the checkpoint, and choose the version of Kubernetes that governs.
             self._loaded = self._store.load()
             self._governed, misfit = governed_at_start(config, self._neighbour, self._loaded.state)
-            self._config = config = self._governed.config
             if misfit:
-                self._noted[VERSION_KEY] = misfit
+                self._neighbour_conditions[VERSION_KEY] = misfit
             # 4. Observe the running pods, if the checkpoint may lack any.
             self._layout = self._make_layout()
-            self._identifier = self._make_identifier()
             self._running = self._observe_pods()
             # 5. Read the host; make the policy from it and from the devices that are offered.
             self._providers = self._make_providers()
@@ -145,7 +135,7 @@ class Wiring:
             listeners = self._open_listeners(opened)
             # 7. Make the cgroup of all pods, restore the state, and listen for podresources.
             self.controller = self._make_controller(opened)
-            self.listeners = with_pod_resources(listeners, config, self.controller)
+            self.listeners = with_pod_resources(listeners, self._config, self.controller)
             # 8. Register the sources of pods.
             self._intakes = self._register_sources()
             # 9. Hand all of it to the service.
@@ -156,7 +146,7 @@ class Wiring:
                 self._make_inputs(opened),
                 manager,
                 clock,
-                config.cpu_manager_reconcile_period,
+                self._config.cpu_manager_reconcile_period,
             )
             self._opened = opened.pop_all()
 
@@ -165,6 +155,10 @@ class Wiring:
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
+
+    @property
+    def _config(self) -> Config:
+        return self._governed.config
 
     def _make_history(self, opened: ExitStack) -> HistoryRecorder | None:
         config, directory = self._given.agent.history, self._given.agent.state_directory
@@ -176,11 +170,6 @@ class Wiring:
         opened.callback(recorder.close)
         return recorder
 
-    def _open_tree(self) -> CgroupTree:
-        if self._fakes.tree is not None:
-            return self._fakes.tree
-        return open_tree(self._given.agent.cgroup_mount)
-
     def _make_layout(self) -> Layout:
         """Return where pods stand.
 
@@ -188,15 +177,8 @@ class Wiring:
         """
         config = self._config
         layout = make_layout(config.cgroup_driver, config.cgroup_root)
-        shares = config.agent.shared_cgroup or self._tree.exists(layout.tier(Tier.SHARED))
+        shares = config.agent.shared_cgroup or self._host.tree.exists(layout.tier(Tier.SHARED))
         return replace(layout, shares=shares and not self._neighbour.makes_cgroups)
-
-    def _make_identifier(self) -> ContainerIdentifier | None:
-        """Return what identifies containers by the files of runtimes, None where there are none."""
-        if self._fakes.tree is not None and self._fakes.runtimes is None:
-            return None
-        root = self._fakes.runtimes or Path("/")
-        return RuntimeFiles(root, lambda why: log.warning("runtime file unusable", why=why))
 
     def _observe_pods(self) -> tuple[ObservedPod, ...]:
         """Return the running pods if the checkpoint may lack some of them, else none.
@@ -208,9 +190,9 @@ class Wiring:
         try:
             if saved is not None:
                 recorded = saved.ledger.allocations.keys() | orphaned_since(saved, self._boot_id)
-                if pod_uids(self._tree, self._layout) <= recorded:
+                if pod_uids(self._host.tree, self._layout) <= recorded:
                     return ()
-            return seen_pods(self._tree, self._layout, self._identifier)
+            return seen_pods(self._host.tree, self._layout, self._host.identifier)
         except OSError as error:
             if saved is None:
                 raise
@@ -219,7 +201,7 @@ class Wiring:
                 "the checkpoint does not know may be running; see the kernel log, then restart the "
                 "agent"
             )
-            self._conditions["running pods"] = why
+            self._start_conditions["running pods"] = why
             log.error("running pods cannot be read", why=why)  # noqa: TRY400  # not a defect of the agent
             return ()
 
@@ -233,7 +215,7 @@ class Wiring:
     def _make_reader(self) -> HostReader:
         return HostReader(
             self._config.agent.sysfs_root,
-            self._tree,
+            self._host.tree,
             self._layout.pods(),
             made_by_another=self._neighbour.makes_cgroups,
         )
@@ -270,7 +252,7 @@ class Wiring:
         """Return the controller of the restored state, with the cgroup of all pods prepared."""
         systemd = self._open_systemd(opened)
         isolation = self._make_isolation(systemd)
-        enforcer = self._make_enforcer(systemd, isolation, opened)
+        enforcer = self._make_enforcer(systemd, isolation)
         prepared = enforcer.prepare()
         worker = Worker(progress := Progress(self._clock))
         state = self._restore_state(isolation, progress, worker, prepared.differences)
@@ -280,12 +262,12 @@ class Wiring:
             log.error("pods cgroup not ready", conditions=details(prepared.differences))
         kernel = KernelEnforcement(
             enforcer,
-            self._tree,
+            self._host.tree,
             self._layout,
             self._config.agent.cgroup_mount,
             PROC,
             _own_cgroup(),
-            HostProbes(self._task_reader(), self._clock.monotonic, state.parts.assigned_files),
+            HostProbes(self._host.tasks, self._clock.monotonic, state.parts.assigned_files),
             isolation=isolation,
         )
         controller = Controller(
@@ -327,19 +309,18 @@ class Wiring:
             ),
         )
         recover_pods(state, self._loaded, self._running)
-        state.observed.conditions.update({**self._noted, **self._conditions})
+        state.observed.conditions.update(self._neighbour_conditions)
+        state.observed.conditions.update(self._start_conditions)
         return state
 
-    def _make_enforcer(
-        self, systemd: Systemd | None, isolation: HostIsolation, opened: ExitStack
-    ) -> Enforcer:
+    def _make_enforcer(self, systemd: Systemd | None, isolation: HostIsolation) -> Enforcer:
         return make_enforcer(
-            self._tree,
+            self._host.tree,
             self._layout,
             systemd,
-            self._identifier,
+            self._host.identifier,
             self._enforced(),
-            self._writer_of(opened),
+            self._host.writer_of,
             beside_kubelet=self._neighbour.makes_cgroups,
             beside=isolation.slices if isolation.active else no_host_settings,
             partitions=lambda target, all_pods: isolation.partitions.desired(
@@ -351,26 +332,11 @@ class Wiring:
         agent = self._config.agent
         return HostIsolation(
             agent.isolation,
-            HostPlaces(agent.sysfs_root, self._tree, systemd),
+            HostPlaces(agent.sysfs_root, self._host.tree, systemd),
             Originals(agent.state_directory, self._boot_id, self._fakes.files),
             units=systemd is not None and self._layout.driver is Driver.SYSTEMD,
             pods=self._layout.pods(),
         )
-
-    def _writer_of(self, opened: ExitStack) -> WriterOf:
-        """Return who names the processes that write cgroup files, where the kernel reports them."""
-        if self._fakes.tree is not None:
-            return self._fakes.writer_of
-        mount = self._config.agent.cgroup_mount
-        try:
-            events = Fanotify(mount)
-        except OSError as error:
-            log.info("writers of cgroup files not known", why=error.strerror)
-            return unknown_writer
-        writers = CgroupWriters(mount, PROC, events)
-        opened.callback(writers.close)
-        log.info("writers of cgroup files are recorded")
-        return writers.writer_of
 
     def _enforced(self) -> EnforcedControllers:
         """Return what is written into cgroups, and by which settings.
@@ -394,15 +360,9 @@ class Wiring:
             throttling=config.throttling_factor,
             reserved=reserved_amounts(config, self._configured.rules.machine),
             limits_all_pods=NodeAllocatable.PODS in config.enforce_node_allocatable,
-            counts_huge_pages=self._fakes.tree is None and counts_huge_pages(PROC),
-            most_processes=0 if self._fakes.tree is not None else most_processes(PROC),
+            counts_huge_pages=self._host.counts_huge_pages,
+            most_processes=self._host.most_processes,
         )
-
-    def _task_reader(self) -> Callable[[], Iterable[Task]]:
-        """Return what reads the tasks of the host; none of them are in a fake tree."""
-        if self._fakes.tasks is not None:
-            return self._fakes.tasks
-        return partial(read_tasks, PROC) if self._fakes.tree is None else tuple
 
     def _open_systemd(self, opened: ExitStack) -> Systemd | None:
         if self._layout.driver is Driver.CGROUPFS or self._fakes.systemd is not None:
@@ -434,7 +394,7 @@ class Wiring:
             self._given,
             self.controller,
             self._intakes,
-            self._noted,
+            self._neighbour_conditions,
             self._fakes.kubelet_root,
             governor.govern,
         )
@@ -456,7 +416,7 @@ class Wiring:
 
     def _register_sources(self) -> tuple[PodIntake, ...]:
         """Register the sources of pods that are configured, and return their intakes."""
-        cgroups, saved = partial(pod_uids, self._tree, self._layout), self._loaded.state
+        cgroups, saved = partial(pod_uids, self._host.tree, self._layout), self._loaded.state
         same_boot = saved is not None and bool(self._boot_id) and saved.boot_id == self._boot_id
         inputs = SourceInputs(self._config, self._clock, cgroups, same_boot)
         factories = self._plugs.sources
