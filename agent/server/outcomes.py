@@ -2,11 +2,11 @@
 
 In goes the `EnforcementReport` of each change and of each comparison. Out come log lines, events,
 counts, and what status shows: `AgentState.observed` keeps what is not enforced and the latest
-drift. A pod that is not enforced, and an intrusion, are reported when they are new or another one;
-drift is reported by each comparison that finds it.
+drift. What a pod lacks, and what intrudes on a pod, is reported when it differs from the last
+report. Drift is reported by each comparison that finds drift.
 
-The reporter also keeps the cgroups that were observed (`cgroups`, `renewed`), since whoever watches
-the tree for changes watches these.
+The reporter also keeps which cgroups were observed (`cgroups`, `renewed`): the service watches
+these for changes.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class OutcomeReporter:
     """Reports each `EnforcementReport` and keeps the cgroups that it names."""
 
     def __init__(self, state: AgentState, counters: Counters, events: Events, clock: Clock) -> None:
-        #: The cgroups of the last observation, to be watched for changes.
+        #: The cgroups that were observed last.
         self.cgroups: set[str] = set()
-        #: Cgroups that may have been created again, with all their descendants, since they were
-        #: last watched: a watch of the former directory notices nothing.
+        #: Cgroups that may have been created again since they were last watched, with all their
+        #: descendants. A watch of the former directory notices nothing.
         self.renewed: set[str] = set()
         self._followers: list[Callable[[list[str]], None]] = []
         self._state = state
@@ -61,13 +61,13 @@ class OutcomeReporter:
         self._clock = clock
 
     def follow(self, follower: Callable[[list[str]], None]) -> None:
-        """Have `follower` called after each report with the cgroups that were made, perhaps none.
+        """Have `follower` called after each report, with the cgroups that were created, if any.
 
-        It can watch them before the first process of the pod starts.
+        The follower can watch these before the first process of the pod starts.
         """
         self._followers.append(follower)
 
-    def note(self, outcome: EnforcementReport) -> None:
+    def note(self, report: EnforcementReport) -> None:
         """Report the result of a change or of a comparison, by these steps.
 
         1. Keep the cgroups to watch, and which containers run.
@@ -79,27 +79,27 @@ class OutcomeReporter:
         observed, allocations = self._state.observed, self._state.ledger.allocations
         intrusions_before = self._state.intrusions
         # 1.
-        self._keep_cgroups(outcome)
-        observed.records.note_running(outcome, allocations, self._clock.monotonic())
-        if cgroups := outcome.first_set:
+        self._keep_cgroups(report)
+        observed.records.note_running(report, allocations, self._clock.monotonic())
+        if cgroups := report.first_set:
             log.info("settings applied to new cgroups", cgroups=cgroups)
         # 2.
-        self._note_drift(outcome)
+        self._note_drift(report)
         # 3. Where the tree could not be read, what pods lacked before still holds.
-        pods = outcome.pods if outcome.compared else frozenset[str]()
-        news = observed.records.note_unenforced(outcome.unenforced(), allocations, pods)
-        for uid, differences in news.items():
+        pods = report.pods if report.compared else frozenset[str]()
+        changed = observed.records.note_unenforced(report.unenforced(), allocations, pods)
+        for uid, differences in changed.items():
             self._counters.add(names.ENFORCEMENT_FAILURES)
             name, lines = full_name(allocations[uid]), details(differences)
             log.error("pod not enforced", uid=uid, pod=name, conditions=lines)
             self._publish("PodNotEnforced", uid, name, "; ".join(lines))
         # 4. So does what the host lacked, unless the report itself says why the tree is unreadable.
-        of_no_pod = outcome.of_pod("")
-        if not (outcome.compared or of_no_pod):
-            of_no_pod = observed.unenforced
-        if of_no_pod and details(of_no_pod) != details(observed.unenforced):
-            log.error("enforcement failed", conditions=details(of_no_pod))
-        observed.unenforced = of_no_pod
+        of_host = report.of_pod("")
+        if not (report.compared or of_host):
+            of_host = observed.unenforced
+        if of_host and details(of_host) != details(observed.unenforced):
+            log.error("enforcement failed", conditions=details(of_host))
+        observed.unenforced = of_host
         # 5.
         self.note_intrusions(intrusions_before)
 
@@ -107,16 +107,16 @@ class OutcomeReporter:
         """Report the cgroups that intrude on a pod now and did not in `before`."""
         for uid, intrusions in self._state.intrusions.items():
             former = {intrusion.cgroup for intrusion in before.get(uid, ())}
-            news = tuple(
+            lines = tuple(
                 str(intrusion) for intrusion in intrusions if intrusion.cgroup not in former
             )
-            if news:
+            if lines:
                 name = full_name(self._state.ledger.allocations[uid])
-                log.error("pod not exclusive", uid=uid, pod=name, conditions=news)
-                self._publish("PodNotExclusive", uid, name, "; ".join(news))
+                log.error("pod not exclusive", uid=uid, pod=name, conditions=lines)
+                self._publish("PodNotExclusive", uid, name, "; ".join(lines))
 
     def note_failure(self, why: str, uids: tuple[str, ...]) -> tuple[Difference, ...]:
-        """Count that a step of a saved change failed; return what the pods lack because of it.
+        """Count that a step of a saved change failed; return what the pods `uids` lack then.
 
         Without `uids` the host lacks it. The next comparison tries again, and reports what is still
         missing.
@@ -130,27 +130,27 @@ class OutcomeReporter:
             self._counters.add(names.ENFORCEMENT_FAILURES)
         return lacking
 
-    def note_contest(self, outcome: EnforcementReport) -> None:
-        """Report, once each, the cgroups that are left to another writer for a while."""
-        self._state.observed.contested = outcome.contested
-        for why in outcome.given_way:
+    def note_contest(self, report: EnforcementReport) -> None:
+        """Report each cgroup that is left to another writer for a while, once for each pause."""
+        self._state.observed.contested = report.contested
+        for why in report.given_way:
             self._counters.add(names.REPAIRS_POSTPONED)
             log.warning("cgroup is being modified by another writer, backing off", why=why)
             self._publish("DriftContested", message=why)
 
-    def note_comparison(self, outcome: EnforcementReport, seconds: float) -> ReconcileDocument:
+    def note_comparison(self, report: EnforcementReport, seconds: float) -> ReconcileDocument:
         """Count a comparison that took `seconds`, date the conditions, and return its document."""
-        differences = details(outcome.remaining)
-        result = "failed" if differences else "repaired" if outcome.drift else "clean"
+        differences = details(report.remaining)
+        result = "failed" if differences else "repaired" if report.drift else "clean"
         self._counters.add(names.RECONCILES, result)
         now = self._clock.time()
         if not differences:
             self._state.observed.last_agreement = now
         self._state.observed.last_reconcile = ReconcileDocument(
-            found=dict(count_causes(outcome.drift)),
-            repaired=dict(outcome.repaired),
+            found=dict(count_causes(report.drift)),
+            repaired=dict(report.repaired),
             differences=differences,
-            notes=outcome.notes,
+            notes=report.notes,
             finished=now,
             seconds=seconds,
         )
@@ -167,51 +167,52 @@ class OutcomeReporter:
         for uid, displaced in self._state.observed.displaced.items():
             self._publish("AllocationDisplaced", uid, full_name(displaced), str(displaced))
 
-    def _keep_cgroups(self, outcome: EnforcementReport) -> None:
+    def _keep_cgroups(self, report: EnforcementReport) -> None:
         """Keep the observed cgroups, and tell followers which of them were created."""
-        self.renewed.update(outcome.renewed)
-        paths = outcome.cgroups.paths
-        if outcome.pods is not None:  # of some pods: those of the others stay
+        self.renewed.update(report.renewed)
+        paths = report.cgroups.paths
+        if report.pods is not None:  # some pods were observed, and the cgroups of others stay
             self.cgroups.update(paths)
         elif paths:
             before, self.cgroups = self.cgroups, set(paths)
             if self.renewed and before != self.cgroups:
-                # Removed cgroups need no watch, and where nobody watches, nothing else ends this.
+                # Removed cgroups need no watch. If nothing watches cgroups, nothing else clears
+                # the set.
                 self.renewed &= self.cgroups | all_ancestors(self.cgroups)
-        created = [cgroup for cgroup in outcome.renewed if cgroup in self.cgroups]
+        created = [cgroup for cgroup in report.renewed if cgroup in self.cgroups]
         for follower in self._followers:
             follower(created)
 
-    def _note_drift(self, outcome: EnforcementReport) -> None:
+    def _note_drift(self, report: EnforcementReport) -> None:
         """Report the drift that a comparison found, with one event for each pod.
 
         Contested settings are counted only: `note_contest` reports them, and they may differ at
         every comparison.
         """
-        found, repaired = count_causes(outcome.drift), outcome.repaired
-        for cause, count in found.items():
+        causes, repaired_causes = count_causes(report.drift), report.repaired
+        for cause, count in causes.items():
             self._counters.add(names.DRIFT_FOUND, cause, by=count)
-        for cause, count in repaired.items():
+        for cause, count in repaired_causes.items():
             self._counters.add(names.DRIFT_REPAIRED, cause, by=count)
-        contested = {(setting.cgroup, setting.file) for setting in outcome.contested}
+        contested = {(setting.cgroup, setting.file) for setting in report.contested}
         drift = [
             difference
-            for difference in outcome.drift
+            for difference in report.drift
             if (difference.cgroup, difference.file) not in contested
         ]
         if not drift:
             return
-        repairs = frozenset(outcome.repaired_drift)
+        repaired = frozenset(report.repaired_drift)
         named = tuple(
-            self._document(difference, repaired=difference in repairs)
+            self._document(difference, repaired=difference in repaired)
             for difference in drift[:DRIFT_NAMED]
         )
         self._state.observed.drift = (*self._state.observed.drift, *named)[-DRIFT_KEPT:]
         more = len(drift) - len(named)
         log.warning(
             "drift found",
-            found=dict(found),
-            repaired=dict(repaired),
+            found=dict(causes),
+            repaired=dict(repaired_causes),
             settings=[document.line() for document in named],
             more=more,
         )
