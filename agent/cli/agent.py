@@ -68,7 +68,7 @@ def run(
 
 def _make_directories(kubelet: BesideKubeletConfig) -> None:
     """Make what a kubelet would make at its start, with its mode, where the agent is its plugin."""
-    if not (kubelet.enabled and kubelet.exclusive_resource):
+    if not kubelet.registered_resource:
         return
     try:
         for directory in (kubelet.directory, kubelet.plugin_directory):

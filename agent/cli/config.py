@@ -141,7 +141,7 @@ def check(
 def _withheld(config: Config, online: Mask) -> tuple[WithheldCpus, ...]:
     """Return what pods could not have of the CPUs; nothing where the cgroups cannot be read."""
     layout = make_layout(config.cgroup_driver, config.cgroup_root)
-    kubelet = config.agent.kubelet.enabled
+    kubelet = config.beside_kubelet
     with suppress(CgroupRootError, OSError), closing(KernelTree(config.agent.cgroup_mount)) as tree:
         return read_withheld(tree, layout.pods(), online, beside_kubelet=kubelet)
     return ()
@@ -249,13 +249,12 @@ def _summary(loaded: Config, policy: Policy) -> Iterator[str]:
     yield f"  topology manager  {topology.policy}, scope {topology.scope}{options}"
     yield f"  cgroups           {loaded.cgroup_driver} driver below {loaded.cgroup_root}"
     version = "the default" if loaded.kubernetes_version is None else "kubernetesVersion"
-    if loaded.kubernetes_version is None and loaded.agent.kubelet.enabled:
+    if loaded.kubernetes_version is None and loaded.beside_kubelet:
         version = "the default; the agent goes by the kubelet's own, see 'numawarden doctor'"
     yield f"  Kubernetes        {policy.version} ({version})"
     enforced = [name for name in KernelController if name in loaded.agent.enforce]
     yield f"  enforced          {', '.join(enforced) or 'nothing'}"
-    kubelet = loaded.agent.kubelet
-    others = "from the kubelet" if kubelet.enabled else "over the socket alone"
+    others = "from the kubelet" if loaded.beside_kubelet else "over the socket alone"
     yield f"  manifests         {loaded.static_pod_path or f'none, pods come {others}'}"
     for resource, devices in policy.devices.items():
         healthy = sum(device.healthy for device in devices)

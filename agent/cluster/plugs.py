@@ -92,7 +92,7 @@ def check(config: Config, root: Path | None) -> Neighbour:
     """Return what works beside the agent: the kubelet, or nothing; raises `StartError`."""
     if root is not None:
         check_undeclared(config, root)
-    if not config.agent.kubelet.enabled:
+    if not config.beside_kubelet:
         return Neighbour()
     from agent.cluster.checks import check_kubelet  # noqa: PLC0415  # only beside one
 
@@ -111,7 +111,7 @@ def devices_of_kubelet(config: Config, worker: Worker) -> KubeletDevices | None:
 
     Raises `StartError` without the extra grpc.
     """
-    if not config.agent.kubelet.enabled:
+    if not config.beside_kubelet:
         return None
     try:
         from agent.cluster.kubelet.devices import KubeletDevices  # noqa: PLC0415  # needs the extra

@@ -163,7 +163,7 @@ def _providers(config: Config) -> Iterator[Mistake]:
 def _beside_kubelet(config: Config) -> Iterator[Mistake]:
     """Find what the kubelet does where the agent works beside one."""
     agent, kubelet = config.agent, config.agent.kubelet
-    if not kubelet.enabled:
+    if not config.beside_kubelet:
         return
     beside = "beside a kubelet (agent.kubelet.enabled)"
     if config.static_pod_path is not None:

@@ -293,9 +293,14 @@ class Config(Section, frozen=True):
         Beside a kubelet the API server has filled in the pods' defaults, by its own version.
         """
         gates = gates_of(self.feature_gates, self.version)
-        if self.agent.kubelet.enabled:
+        if self.beside_kubelet:
             return replace(gates, pod_level_resources_fix_defaulting=False)
         return gates
+
+    @property
+    def beside_kubelet(self) -> bool:
+        """Whether pods, with their cgroups, come from this host's kubelet."""
+        return self.agent.kubelet.enabled
 
     @property
     def memory_qos(self) -> bool:

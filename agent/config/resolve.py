@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def managers_beside_kubelet(config: Config) -> tuple[ResourceManager, ...]:
     """Return the resource managers that an agent has only beside a kubelet; they go first."""
-    return (GivenDeviceManager(),) if config.agent.kubelet.enabled else ()
+    return (GivenDeviceManager(),) if config.beside_kubelet else ()
 
 
 def resolve(
@@ -128,5 +128,5 @@ def _node_fit(config: Config, machine: Machine) -> NodeFit:
         max_pods=config.max_pods,
         pods_per_core=config.pods_per_core,
         ignored=frozenset(config.agent.ignored_resources),
-        beside_kubelet=config.agent.kubelet.enabled,
+        beside_kubelet=config.beside_kubelet,
     )

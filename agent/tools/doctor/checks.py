@@ -72,10 +72,9 @@ def examine(config: Config, facts: GatheredFacts) -> Iterator[HostCheck]:
 
 def is_alone(config: Config, facts: GatheredFacts) -> bool:
     """Return whether the agent is to work without a kubelet."""
-    kubelet = config.agent.kubelet
     files = facts.kubelet
     here = files.process is not None or files.config.text is not None or bool(files.socket)
-    return not kubelet.enabled and (kubelet.ignored or not here)
+    return not config.beside_kubelet and (config.agent.kubelet.ignored or not here)
 
 
 def examine_for_start(config: Config, facts: GatheredFacts) -> Iterator[HostCheck]:
@@ -95,7 +94,7 @@ def examine_for_start(config: Config, facts: GatheredFacts) -> Iterator[HostChec
 
 def _mode_check(config: Config, kubelet: KubeletFiles) -> HostCheck:
     check = "beside the kubelet"
-    if config.agent.kubelet.enabled:
+    if config.beside_kubelet:
         return HostCheck(check, Verdict.OK, "agent.kubelet.enabled is true")
     found = "agent.kubelet.enabled is false"
     change = "write `agent: {kubelet: {enabled: true}}` in the agent's configuration"
