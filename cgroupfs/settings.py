@@ -2,8 +2,8 @@
 
 What follows from the rows: what is read of every cgroup (`cgroupfs.state`), compared and planned
 (`cgroupfs.plan`), recorded in systemd (`agent.reconcile.drivers`), shown by the API
-(`agent.api.documents.KernelDocument`), listed by `agent.enforce`, and what the emulated kernel
-accepts. What a pod is to have of a file is computed from the ledger (`agent.reconcile.desired`).
+(`agent.api.documents.kernel.KernelDocument`), listed by `agent.enforce`, and what the emulated
+kernel accepts. What a pod is to have of a file follows from the ledger (`agent.reconcile.desired`).
 
 A file of one value is a row of `VALUES`; the files of huge pages are rows of their own kinds, one
 for each size (`huge_pages`, `reserved_pages`). The sets of a cgroup, `cpuset.cpus` and

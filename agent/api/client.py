@@ -16,22 +16,28 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from agent.api import documents as status_wire
-from agent.api import documents as wire
-from agent.api.documents import (
-    CordonRequest,
-    CordonsDocument,
-    DrainDocument,
-    HistoryDocument,
-    VerificationDocument,
+from agent.api.documents.admissions import (
+    AdmissionDocument,
+    BindDocument,
+    BindRequest,
+    FitDocument,
+    RemovalDocument,
 )
-from agent.api.map_documents import MapDocument
+from agent.api.documents.document import Document, decode, encode
+from agent.api.documents.errors import ErrorBody, ErrorDocument
+from agent.api.documents.history import EventDocument, HistoryDocument
+from agent.api.documents.maintenance import CordonRequest, CordonsDocument, DrainDocument
+from agent.api.documents.map import MapDocument
+from agent.api.documents.pods import PodDocument, PodListDocument
+from agent.api.documents.rejections import FailedPodDocument
+from agent.api.documents.status import StatusDocument
+from agent.api.documents.verification import ReconcileDocument, VerificationDocument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_Document = TypeVar("_Document", bound=wire.Document)
+_Document = TypeVar("_Document", bound=Document)
 
 DEFAULT_TIMEOUT: Final = 60.0
 #: A request that the agent had no room for is sent again after so many seconds (its `Retry-After`).
@@ -48,7 +54,7 @@ class Unreachable(Exception):  # noqa: N818  # named after the state
 class AgentError(Exception):  # named after its source
     """The agent answered with an error; `status` is the HTTP status, `body` the whole answer."""
 
-    def __init__(self, status: int, error: wire.ErrorBody, body: bytes) -> None:
+    def __init__(self, status: int, error: ErrorBody, body: bytes) -> None:
         # A single mistake is the message already.
         details = error.details if len(error.details) > 1 else ()
         found = f" (operation {error.operation})" if error.operation else ""
@@ -101,7 +107,7 @@ class AgentClient:
         require: str = "",
         replace: bool = False,
         advice: bool = False,
-    ) -> wire.AdmissionDocument:
+    ) -> AdmissionDocument:
         """Ask to admit the pod of a manifest (YAML or JSON); a rejection is not an error.
 
         `require` are names of what the allocation has to have, separated by commas. With `replace`
@@ -117,34 +123,34 @@ class AgentClient:
         query = urlencode({name: text for name, text in asked.items() if text})
         path = f"/v1/pods?{query}" if query else "/v1/pods"
         try:
-            return self._call("POST", path, wire.AdmissionDocument, manifest)
+            return self._call("POST", path, AdmissionDocument, manifest)
         except AgentError as rejected:
-            decided = _as(rejected.body, wire.AdmissionDocument)
+            decided = _as(rejected.body, AdmissionDocument)
             if decided is None:
                 raise
             return decided
 
-    def fit(self, manifest: bytes, most: int) -> wire.FitDocument:
+    def fit(self, manifest: bytes, most: int) -> FitDocument:
         """Return how many copies of the pod of a manifest would be admitted now, up to `most`."""
-        return self._call("POST", f"/v1/fit?most={most}", wire.FitDocument, manifest)
+        return self._call("POST", f"/v1/fit?most={most}", FitDocument, manifest)
 
-    def remove(self, uid: str) -> wire.RemovalDocument:
+    def remove(self, uid: str) -> RemovalDocument:
         """Remove the pod of a uid."""
-        return self._call("DELETE", f"/v1/pods/{_segment(uid)}", wire.RemovalDocument)
+        return self._call("DELETE", f"/v1/pods/{_segment(uid)}", RemovalDocument)
 
-    def pods(self) -> tuple[wire.PodDocument, ...]:
+    def pods(self) -> tuple[PodDocument, ...]:
         """Return all pods in the order of admission."""
         return self.pod_list().pods
 
-    def pod_list(self) -> wire.PodListDocument:
+    def pod_list(self) -> PodListDocument:
         """Return all pods in the order of admission, and the latest that are not admitted."""
-        return self._call("GET", "/v1/pods", wire.PodListDocument)
+        return self._call("GET", "/v1/pods", PodListDocument)
 
-    def pod(self, uid: str) -> wire.PodDocument:
+    def pod(self, uid: str) -> PodDocument:
         """Return one pod with its explanation and the kernel's settings."""
-        return self._call("GET", f"/v1/pods/{_segment(uid)}", wire.PodDocument)
+        return self._call("GET", f"/v1/pods/{_segment(uid)}", PodDocument)
 
-    def failed(self, uid: str) -> wire.FailedPodDocument | None:
+    def failed(self, uid: str) -> FailedPodDocument | None:
         """Return the status of a pod that was rejected, None when it is not (or not kept)."""
         try:
             answer = self._request("GET", f"/v1/pods/{_segment(uid)}", None)
@@ -152,41 +158,41 @@ class AgentClient:
             if rejected.status == http.HTTPStatus.NOT_FOUND:
                 return None
             raise
-        return _as(answer, wire.FailedPodDocument)
+        return _as(answer, FailedPodDocument)
 
-    def bind(self, uid: str, container: str, request: wire.BindRequest) -> wire.BindDocument:
+    def bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
         """Bind a container to a cgroup."""
         path = f"/v1/pods/{_segment(uid)}/containers/{_segment(container)}/bind"
-        return self._call("POST", path, wire.BindDocument, wire.encode(request))
+        return self._call("POST", path, BindDocument, encode(request))
 
-    def unbind(self, uid: str, container: str) -> wire.BindDocument:
+    def unbind(self, uid: str, container: str) -> BindDocument:
         """Remove the binding of a container; the answer has the cgroup that was bound."""
         path = f"/v1/pods/{_segment(uid)}/containers/{_segment(container)}/bind"
-        return self._call("DELETE", path, wire.BindDocument)
+        return self._call("DELETE", path, BindDocument)
 
-    def status(self) -> status_wire.StatusDocument:
+    def status(self) -> StatusDocument:
         """Return the agent's status."""
-        return self._call("GET", "/v1/status", status_wire.StatusDocument)
+        return self._call("GET", "/v1/status", StatusDocument)
 
     def verify(self) -> VerificationDocument:
         """Return a comparison of the kernel with the ledger."""
         return self._call("GET", "/v1/verify", VerificationDocument)
 
-    def reconcile(self) -> status_wire.ReconcileDocument:
+    def reconcile(self) -> ReconcileDocument:
         """Reconcile the kernel with the ledger now."""
-        return self._call("POST", "/v1/reconcile", status_wire.ReconcileDocument)
+        return self._call("POST", "/v1/reconcile", ReconcileDocument)
 
     def cordon(self, request: CordonRequest) -> CordonsDocument:
         """Take CPUs, cores or NUMA nodes out of use."""
-        return self._call("POST", "/v1/cordon", CordonsDocument, wire.encode(request))
+        return self._call("POST", "/v1/cordon", CordonsDocument, encode(request))
 
     def uncordon(self, request: CordonRequest) -> CordonsDocument:
         """Use CPUs, cores or NUMA nodes again."""
-        return self._call("POST", "/v1/uncordon", CordonsDocument, wire.encode(request))
+        return self._call("POST", "/v1/uncordon", CordonsDocument, encode(request))
 
     def drain(self, target: str) -> DrainDocument:
         """Return which pods would have to end before a target is empty."""
-        body = wire.encode(CordonRequest(target=target))
+        body = encode(CordonRequest(target=target))
         return self._call("POST", "/v1/drain?dryRun=true", DrainDocument, body)
 
     def topology(self) -> bytes:
@@ -205,7 +211,7 @@ class AgentClient:
         query = urlencode({"pod": pod, "since": f"{since:.6f}", "limit": limit})
         return self._call("GET", f"/v1/history?{query}", HistoryDocument)
 
-    def watch(self) -> Iterator[wire.EventDocument]:
+    def watch(self) -> Iterator[EventDocument]:
         """Yield events as they happen, until the agent stops; only the first answer has a limit."""
         connection = _UnixConnection(self._path, self._timeout)
         try:
@@ -216,7 +222,7 @@ class AgentClient:
             if response.status != http.HTTPStatus.OK:
                 raise _rejected(self._path, response.status, response.read())
             while line := response.readline():
-                yield wire.decode(line, wire.EventDocument)
+                yield decode(line, EventDocument)
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(self._path, self._why(error)) from error
         finally:
@@ -289,13 +295,13 @@ def _segment(text: str) -> str:
 
 def _as(body: bytes, kind: type[_Document]) -> _Document | None:
     try:
-        return wire.decode(body, kind)
+        return decode(body, kind)
     except msgspec.DecodeError:
         return None
 
 
 def _rejected(path: str, status: int, body: bytes) -> Exception:
-    document = _as(body, wire.ErrorDocument)
+    document = _as(body, ErrorDocument)
     if document is None:
         return Unreachable(path, f"it answered with HTTP status {status} and no explanation")
     return AgentError(status, document.error, body)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.api.map_documents import (
+from agent.api.documents.map import (
     CpuUse,
     MapContainerDocument,
     MapCpuDocument,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from agent.api.map_documents import CpuUse, MapWarningDocument
+from agent.api.documents.map import CpuUse, MapWarningDocument
 from agent.pods.model import full_name
 from agent.text import some_of
 from sysfs.mask import Mask
@@ -17,7 +17,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from agent.api.map_documents import MapCpuDocument, MapOwnerDocument, MapPodDocument
+    from agent.api.documents.map import MapCpuDocument, MapOwnerDocument, MapPodDocument
     from agent.managers.allocation import PodAllocation
     from agent.managers.quality import Intrusion
     from agent.managers.violations import Violation

@@ -13,7 +13,26 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec.structs import asdict, replace
 
-from agent.api import documents as wire
+from agent.api.documents.explanations import (
+    EligibilityDocument,
+    ExplanationDocument,
+    HintDocument,
+    HintTraceDocument,
+    ProviderDocument,
+)
+from agent.api.documents.kernel import EnforcementDocument, KernelDocument
+from agent.api.documents.maintenance import CordonDocument
+from agent.api.documents.pods import (
+    ContainerDocument,
+    DeliveryDocument,
+    JudgementDocument,
+    MemoryDocument,
+    PodDocument,
+    UnusedBudgetDocument,
+)
+from agent.api.documents.rejections import RejectionDocument
+from agent.api.documents.status import PolicyDocument, WithheldDocument
+from agent.api.documents.verification import IntrusionDocument
 from agent.managers.delivery import NOTHING
 from agent.managers.device.kubelet import KUBELET_DEVICES, NOT_LISTED, by_resource
 from agent.managers.sharing import shares, unused_budget
@@ -26,6 +45,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from agent.api.documents.admissions import AdmissionDocument
     from agent.managers.allocation import ContainerAllocation, MemoryBlock, PodAllocation
     from agent.managers.cordons import Cordons
     from agent.managers.decision import Decision, Eligibility, Rejection, Trace
@@ -68,14 +88,14 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
     shared_pool: Mask,
     *,
     record: Recorded | None = None,
-    explanation: wire.ExplanationDocument | None = None,
-    kernel: Mapping[str | None, tuple[wire.KernelDocument, ...]] | None = None,
+    explanation: ExplanationDocument | None = None,
+    kernel: Mapping[str | None, tuple[KernelDocument, ...]] | None = None,
     invalid: Iterable[Violation] = (),
     intruding: Iterable[Intrusion] = (),
     judgements: Iterable[Judgement] = (),
     cdi_names: Mapping[str, str] = MappingProxyType({}),
     kubelet: KubeletListing = NOT_LISTED,
-) -> wire.PodDocument:
+) -> PodDocument:
     """Return the document of one pod.
 
     `shared_pool` are the CPUs of the node's pool. Without a `record` the kernel was not observed (a
@@ -101,7 +121,7 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
         )
         for container, share in zip(allocation.containers, shares(allocation), strict=True)
     )
-    return wire.PodDocument(
+    return PodDocument(
         uid=allocation.uid,
         name=allocation.name,
         namespace=allocation.namespace,
@@ -131,7 +151,7 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
         idle_cpus=str(allocation.idle),
         intruding=tuple(map(intrusion_document, intruding)),
         verdict=tuple(
-            wire.JudgementDocument(
+            JudgementDocument(
                 container=judgement.container,
                 quality=str(judgement.quality),
                 met=judgement.met,
@@ -142,9 +162,9 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
     )
 
 
-def intrusion_document(intrusion: Intrusion) -> wire.IntrusionDocument:
+def intrusion_document(intrusion: Intrusion) -> IntrusionDocument:
     """Return the document of an intrusion."""
-    return wire.IntrusionDocument(
+    return IntrusionDocument(
         cgroup=f"/{intrusion.cgroup}",
         cpus=str(intrusion.cpus),
         user=intrusion.user,
@@ -155,10 +175,10 @@ def intrusion_document(intrusion: Intrusion) -> wire.IntrusionDocument:
 
 def enforcement_document(
     differences: Iterable[str], notes: tuple[str, ...] = ()
-) -> wire.EnforcementDocument:
+) -> EnforcementDocument:
     """Return the enforcement of an allocation, which is enforced without differences."""
     lines = tuple(differences)
-    return wire.EnforcementDocument(enforced=not lines, differences=lines, notes=notes)
+    return EnforcementDocument(enforced=not lines, differences=lines, notes=notes)
 
 
 def unprepared_line(allocation: PodAllocation) -> str:
@@ -166,9 +186,9 @@ def unprepared_line(allocation: PodAllocation) -> str:
     return f"devices of {full_name(allocation)} are not prepared: {allocation.unprepared}"
 
 
-def rejection_document(rejection: Rejection) -> wire.RejectionDocument:
+def rejection_document(rejection: Rejection) -> RejectionDocument:
     """Return why a pod was rejected."""
-    return wire.RejectionDocument(
+    return RejectionDocument(
         reason=str(rejection.reason),
         message=rejection.message,
         remedy=rejection.remedy,
@@ -180,18 +200,18 @@ def rejection_document(rejection: Rejection) -> wire.RejectionDocument:
     )
 
 
-def explanation_document(decision: Decision) -> wire.ExplanationDocument:
+def explanation_document(decision: Decision) -> ExplanationDocument:
     """Return the explanation of a decision, with the best few hints of each provider."""
-    return wire.ExplanationDocument(
+    return ExplanationDocument(
         eligibility=tuple(_eligibility(item) for item in decision.eligibility),
         hints=tuple(_trace(trace) for trace in decision.hints),
         warnings=decision.warnings,
     )
 
 
-def policy_document(policy: Policy) -> wire.PolicyDocument:
+def policy_document(policy: Policy) -> PolicyDocument:
     """Return the effective policies."""
-    return wire.PolicyDocument(
+    return PolicyDocument(
         cpu_manager_policy=str(policy.cpu.policy),
         memory_manager_policy=str(policy.memory.policy),
         topology_manager_policy=str(policy.topology.policy),
@@ -205,9 +225,9 @@ def kubelet_device_documents(devices: GivenDevices) -> dict[str, dict[str, dict[
     return {container: _kubelet_devices(given) for container, given in devices.items()}
 
 
-def withheld_document(withheld: WithheldCpus) -> wire.WithheldDocument:
+def withheld_document(withheld: WithheldCpus) -> WithheldDocument:
     """Return the document of CPUs that pods cannot have."""
-    return wire.WithheldDocument(
+    return WithheldDocument(
         cpus=str(withheld.cpus),
         cgroup=withheld.cgroup,
         allows=None if withheld.allows is None else str(withheld.allows),
@@ -215,10 +235,10 @@ def withheld_document(withheld: WithheldCpus) -> wire.WithheldDocument:
     )
 
 
-def cordon_documents(cordons: Cordons) -> Iterator[wire.CordonDocument]:
+def cordon_documents(cordons: Cordons) -> Iterator[CordonDocument]:
     """Yield the document of each cordon."""
     for entry in cordons:
-        yield wire.CordonDocument(
+        yield CordonDocument(
             cpus=str(entry.cordon.cpus),
             nodes=str(entry.cordon.nodes),
             reason=entry.reason,
@@ -227,10 +247,10 @@ def cordon_documents(cordons: Cordons) -> Iterator[wire.CordonDocument]:
 
 
 def replacing_answer(
-    answer: wire.AdmissionDocument,
+    answer: AdmissionDocument,
     replaced: PodAllocation | None,
-    removal: wire.EnforcementDocument | None = None,
-) -> wire.AdmissionDocument:
+    removal: EnforcementDocument | None = None,
+) -> AdmissionDocument:
     """Return an answer that names the pod that was replaced.
 
     `removal` is what the removal of that pod left in the kernel: it is added to the enforcement.
@@ -250,11 +270,11 @@ def _container(
     allocation: ContainerAllocation,
     share: Share,
     shared_pool: Mask,
-    kernel: tuple[wire.KernelDocument, ...],
+    kernel: tuple[KernelDocument, ...],
     cdi_name: str,
     kubelet_devices: Iterable[GivenDevice],
-) -> wire.ContainerDocument:
-    return wire.ContainerDocument(
+) -> ContainerDocument:
+    return ContainerDocument(
         name=allocation.name,
         kind=str(allocation.kind),
         isolation=str(allocation.isolation),
@@ -284,16 +304,16 @@ def _kubelet_devices(devices: Iterable[GivenDevice]) -> dict[str, dict[str, str]
     return {resource: dict(nodes) for resource, nodes in by_resource(devices).items()}
 
 
-def _delivery(delivery: Delivery, cdi_name: str) -> wire.DeliveryDocument | None:
+def _delivery(delivery: Delivery, cdi_name: str) -> DeliveryDocument | None:
     """Return what was delivered; None for nothing. `cdi_name` is "" without a CDI file."""
     if delivery == NOTHING:
         return None
     maps = {"environment": dict(delivery.environment), "annotations": dict(delivery.annotations)}
-    return wire.DeliveryDocument(**{**asdict(delivery), **maps}, cdi_device=cdi_name)
+    return DeliveryDocument(**{**asdict(delivery), **maps}, cdi_device=cdi_name)
 
 
-def _unused(budget: UnusedBudget) -> wire.UnusedBudgetDocument:
-    return wire.UnusedBudgetDocument(
+def _unused(budget: UnusedBudget) -> UnusedBudgetDocument:
+    return UnusedBudgetDocument(
         resource=budget.resource,
         unused=budget.unused,
         budget=budget.budget,
@@ -301,20 +321,20 @@ def _unused(budget: UnusedBudget) -> wire.UnusedBudgetDocument:
     )
 
 
-def _memory(blocks: Iterable[MemoryBlock]) -> tuple[wire.MemoryDocument, ...]:
+def _memory(blocks: Iterable[MemoryBlock]) -> tuple[MemoryDocument, ...]:
     return tuple(
-        wire.MemoryDocument(type=block.type, bytes=block.size, nodes=str(block.nodes))
+        MemoryDocument(type=block.type, bytes=block.size, nodes=str(block.nodes))
         for block in blocks
     )
 
 
-def _hint(hint: Hint) -> wire.HintDocument:
+def _hint(hint: Hint) -> HintDocument:
     nodes = None if hint.nodes is None else str(Mask(hint.nodes))
-    return wire.HintDocument(nodes=nodes, preferred=hint.preferred)
+    return HintDocument(nodes=nodes, preferred=hint.preferred)
 
 
-def _eligibility(item: Eligibility) -> wire.EligibilityDocument:
-    return wire.EligibilityDocument(
+def _eligibility(item: Eligibility) -> EligibilityDocument:
+    return EligibilityDocument(
         container=item.container,
         exclusive_cpus=int(item.exclusive.get(CPU, 0)),
         exclusive_memory=MEMORY in item.exclusive,
@@ -323,8 +343,8 @@ def _eligibility(item: Eligibility) -> wire.EligibilityDocument:
     )
 
 
-def _trace(trace: Trace) -> wire.HintTraceDocument:
-    return wire.HintTraceDocument(
+def _trace(trace: Trace) -> HintTraceDocument:
+    return HintTraceDocument(
         container=trace.container,
         providers=tuple(_provider(name, hints) for name, hints in trace.providers),
         merged=_hint(trace.merged),
@@ -332,8 +352,8 @@ def _trace(trace: Trace) -> wire.HintTraceDocument:
     )
 
 
-def _provider(name: str, offered: ProviderHints) -> wire.ProviderDocument:
-    return wire.ProviderDocument(
+def _provider(name: str, offered: ProviderHints) -> ProviderDocument:
+    return ProviderDocument(
         provider=name,
         hints={
             resource: None if hints is None else _best(hints) for resource, hints in offered.items()
@@ -342,7 +362,7 @@ def _provider(name: str, offered: ProviderHints) -> wire.ProviderDocument:
     )
 
 
-def _best(hints: Hints) -> tuple[wire.HintDocument, ...]:
+def _best(hints: Hints) -> tuple[HintDocument, ...]:
     return tuple(_hint(hint) for hint in best_few(hints, BEST_HINTS))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.api.documents import INVALID_MANIFEST, RUNS_SHARED
+from agent.api.documents.rejections import INVALID_MANIFEST, RUNS_SHARED
 from agent.cli.lines import labelled, moment
 from agent.cli.pod_text import container_lines, state_lines
 from agent.cli.reason_text import explanation_lines, rejection_lines
@@ -17,7 +17,8 @@ from agent.pods.model import name_and_uid
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api.documents import AdmissionDocument, FailedPodDocument
+    from agent.api.documents.admissions import AdmissionDocument
+    from agent.api.documents.rejections import FailedPodDocument
 
 
 def admission_lines(answer: AdmissionDocument) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.api.documents import ConfigurationDocument
+from agent.api.documents.status import ConfigurationDocument
 from agent.cli.errors import CommandError, ExitCode, text_of
 from agent.cli.options import configuration_options
 from agent.config.document import config_keys

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from agent.api.client import Unreachable
-from agent.api.documents import (
-    CheckDocument,
-    CheckedDocument,
-    ConfigurationDocument,
-    StatusDocument,
-)
+from agent.api.documents.checks import CheckDocument, CheckedDocument
 from agent.cli.common import agent_at
 from agent.cli.errors import CommandError, ExitCode, counted, text_of
 from agent.cli.options import VERDICT_TIMEOUT, Output, output_option, socket_option_within
@@ -30,7 +25,8 @@ from agent.config.model import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agent.api.documents import VerificationDocument
+    from agent.api.documents.status import ConfigurationDocument, StatusDocument
+    from agent.api.documents.verification import VerificationDocument
 
 #: Bytes for the checkpoint below which the disk counts as full.
 LEAST_SPACE: Final = 16 << 20

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from agent.api.client import AgentClient, AgentError
-from agent.api.documents import (
-    INVALID_MANIFEST,
-    AdmissionDocument,
-    ErrorBody,
-    FailedPodDocument,
-    PodDocument,
-    RemovalDocument,
-)
+from agent.api.documents.rejections import INVALID_MANIFEST, FailedPodDocument
 from agent.cli.errors import CommandError, ExitCode, WrongFileError
 from agent.cli.lines import moment
 from agent.cli.options import TIMEOUT
@@ -28,7 +21,10 @@ from agent.pods.model import full_name
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from agent.api.documents import CordonDocument
+    from agent.api.documents.admissions import AdmissionDocument, RemovalDocument
+    from agent.api.documents.errors import ErrorBody
+    from agent.api.documents.maintenance import CordonDocument
+    from agent.api.documents.pods import PodDocument
 
 
 _CODES: Final = {

@@ -18,7 +18,7 @@ from agent.cli.options import DEFAULT_SOCKET
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agent.api.documents import PodDocument
+    from agent.api.documents.pods import PodDocument
 
     _Command = TypeVar("_Command", bound=Callable[..., object])
     _T = TypeVar("_T")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.api.documents import DoctorDocument, HostCheckDocument
+from agent.api.documents.checks import DoctorDocument, HostCheckDocument
 from agent.cli.could_start import obstacles
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import CONFIG_FILE, Output, host_option, output_option, settings_option

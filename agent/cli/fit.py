@@ -20,7 +20,7 @@ from agent.tools.run import check_amount, check_cpus, listed_amounts
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api.documents import FitDocument
+    from agent.api.documents.admissions import FitDocument
 
 #: With `--count` no more copies than this are tried.
 MOST: Final = 1000

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent.api.documents import EventDocument, FailedPodDocument, encode
+from agent.api.documents.document import encode
 from agent.cli.common import agent_at, cordon_line, typed_name
 from agent.cli.errors import ExitCode, counted
 from agent.cli.lines import labelled, moment
@@ -24,11 +24,10 @@ from agent.cli.watching import agent_ended, until_unread
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.api.documents import (
-        DriftDocument,
-        RuntimeDocument,
-        StatusDocument,
-    )
+    from agent.api.documents.history import EventDocument
+    from agent.api.documents.rejections import FailedPodDocument
+    from agent.api.documents.status import RuntimeDocument, StatusDocument
+    from agent.api.documents.verification import DriftDocument
 
 #: Rejected or invalid pods that are listed at most; the document has more.
 _FAILED_SHOWN: Final = 5

@@ -21,7 +21,8 @@ from agent.config.durations import seconds_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api.documents import DriftDocument, HistoryDocument, HistoryEntry
+    from agent.api.documents.history import HistoryDocument, HistoryEntry
+    from agent.api.documents.verification import DriftDocument
 
 #: Digits of the days of a duration at most.
 _DIGITS: Final = 5

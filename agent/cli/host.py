@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.api.client import AgentClient
-    from agent.api.map_documents import MapDocument
+    from agent.api.documents.map import MapDocument
 
 
 @click.command("map")

@@ -36,7 +36,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from agent.api.documents import DisturbedCpuDocument, InterferenceDocument
+    from agent.api.documents.interference import DisturbedCpuDocument, InterferenceDocument
 
 _EMULATED: Final = (
     "the CPUs of this machine are not those of the emulated host, and what runs on them says "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from agent.api.documents import RUNS_SHARED
+from agent.api.documents.rejections import RUNS_SHARED
 from agent.cli.admission_text import failed_verb
 from agent.cli.common import typed_name
 from agent.cli.lines import moment, table
@@ -22,7 +22,8 @@ from agent.pods.model import full_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api.documents import FailedPodDocument, PodDocument, PodListDocument
+    from agent.api.documents.pods import PodDocument, PodListDocument
+    from agent.api.documents.rejections import FailedPodDocument
 
 #: `LACKS` are the qualities that some container of the pod does not have.
 _COLUMNS: Final = ("POD", "QOS", "STATE", "CONTAINERS", "EXCLUSIVE", "NODES", "LACKS")

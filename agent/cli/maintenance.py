@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.api.client import AgentClient
-from agent.api.documents import (
+from agent.api.documents.maintenance import (
     CordonRequest,
     CordonsDocument,
     DrainDocument,
@@ -24,7 +24,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.api.documents import StatusDocument
+    from agent.api.documents.status import StatusDocument
 
 _TARGET = "CPUS|core:N|node:N"
 

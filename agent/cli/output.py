@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 import msgspec
 
-from agent.api.documents import Document, encode
+from agent.api.documents.document import Document, encode
 from agent.cli.lines import coloured
 from agent.cli.options import Output
 from agent.text import printable

@@ -31,12 +31,8 @@ from cgroupfs.settings import MEMBER, PARTITION, row_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api.documents import (
-        ContainerDocument,
-        EnforcementDocument,
-        KernelDocument,
-        PodDocument,
-    )
+    from agent.api.documents.kernel import EnforcementDocument, KernelDocument
+    from agent.api.documents.pods import ContainerDocument, PodDocument
     from agent.managers.violations import Violation
 
 #: With whom a container shares its CPUs (`agent.managers.sharing.Sharing`).

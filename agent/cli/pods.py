@@ -10,16 +10,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 from msgspec.structs import replace
 
-from agent.api.documents import (
-    INVALID_MANIFEST,
-    AdmissionDocument,
-    BindRequest,
-    EnforcementDocument,
-    FailedPodDocument,
-    PodDocument,
-    PodListDocument,
-    RemovalDocument,
-)
+from agent.api.documents.admissions import AdmissionDocument, BindRequest, RemovalDocument
+from agent.api.documents.pods import PodDocument, PodListDocument
+from agent.api.documents.rejections import INVALID_MANIFEST, FailedPodDocument
 from agent.cli.admission_text import admission_lines, failed_lines
 from agent.cli.common import agent_at, find_pod, names_of, one_pod, typed_name, unknown_pod
 from agent.cli.completion import (
@@ -51,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from agent.api.client import AgentClient
+    from agent.api.documents.kernel import EnforcementDocument
 
     _Named = TypeVar("_Named", AdmissionDocument, FailedPodDocument, PodDocument, RemovalDocument)
 

@@ -10,12 +10,12 @@ from agent.cli.resource_text import amount_text, hint_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agent.api.documents import (
+    from agent.api.documents.explanations import (
         ExplanationDocument,
         HintDocument,
         HintTraceDocument,
-        RejectionDocument,
     )
+    from agent.api.documents.rejections import RejectionDocument
 
 
 def rejection_lines(rejection: RejectionDocument) -> Iterator[str]:

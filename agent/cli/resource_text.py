@@ -13,7 +13,8 @@ from agent.pods.quantity import Quantity
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.api.documents import DeliveryDocument, HintDocument, MemoryDocument
+    from agent.api.documents.explanations import HintDocument
+    from agent.api.documents.pods import DeliveryDocument, MemoryDocument
     from agent.managers.delivery import DeviceNode, Mount
 
 

@@ -12,7 +12,7 @@ import shlex
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from agent.api.documents import ContainerDocument, DeliveryDocument, PodDocument
+from agent.api.documents.pods import ContainerDocument, DeliveryDocument, PodDocument
 from agent.cli.errors import CommandError, ExitCode
 from agent.managers.allocation import Isolation
 from agent.pods.model import full_name

@@ -10,7 +10,11 @@ from agent.cli.lines import labelled
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api.documents import IntrudingTaskDocument, VerificationDocument, VerifiedDocument
+    from agent.api.documents.verification import (
+        IntrudingTaskDocument,
+        VerificationDocument,
+        VerifiedDocument,
+    )
 
 
 def verification_lines(answer: VerificationDocument) -> Iterator[str]:

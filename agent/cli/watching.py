@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from agent.api.client import AgentClient
-    from agent.api.documents import EventDocument
+    from agent.api.documents.history import EventDocument
 
 _T = TypeVar("_T")
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import click
 
-from agent.api.documents import BindRequest, PodDocument
+from agent.api.documents.admissions import BindRequest
 from agent.cli.admission_text import admission_lines
 from agent.cli.common import agent_at
 from agent.cli.errors import CommandError, ExitCode
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.api.client import AgentClient
+    from agent.api.documents.pods import PodDocument
     from systemd.bus import Systemd
 
     _Command = TypeVar("_Command", bound=Callable[..., object])

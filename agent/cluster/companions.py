@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from agent.api.documents import RuntimeDocument
+from agent.api.documents.status import RuntimeDocument
 from agent.cluster.kubelet.devices import KubeletDevices
 from agent.cluster.kubelet.source import KubeletPods
 from agent.cluster.opt_in import OptInAdmissions

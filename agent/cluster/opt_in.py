@@ -26,7 +26,7 @@ from agent.sources.source import REJECTED
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from agent.api.documents import ManifestDocument
+    from agent.api.documents.status import ManifestDocument
     from agent.cluster.kubelet.source import KubeletPods
     from agent.pods.model import Pod
     from agent.server.controller import Controller

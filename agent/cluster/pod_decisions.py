@@ -35,7 +35,7 @@ from agent.sources.source import CONFLICT, REJECTED
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
 
-    from agent.api.documents import ManifestDocument
+    from agent.api.documents.status import ManifestDocument
     from agent.cluster.kubelet.source import KubeletPods
     from agent.managers.allocation import PodAllocation
     from agent.reconcile.diff import Difference

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import structlog
 from msgspec import Struct
 
-from agent.api.documents import INVALID_MANIFEST, RUNS_SHARED
+from agent.api.documents.rejections import INVALID_MANIFEST, RUNS_SHARED
 from agent.clock import wait_for
 from agent.cluster.api_server import (
     JSON,
@@ -40,7 +40,7 @@ from agent.sources.source import INVALID, SHARED
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api.documents import FailedPodDocument
+    from agent.api.documents.rejections import FailedPodDocument
     from agent.cluster.topology import NodeTopology
     from agent.config.cluster import KubernetesConfig
     from agent.managers.allocation import Source

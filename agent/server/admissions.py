@@ -28,7 +28,7 @@ from agent.server.decider import Admission
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.api.documents import AdmissionDocument
+    from agent.api.documents.admissions import AdmissionDocument
     from agent.managers.allocation import Source
     from agent.pods.model import Pod
     from agent.server.decider import Decider, Proposal

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from agent.api.documents import FitDocument
+from agent.api.documents.admissions import FitDocument
 from agent.api.views import rejection_document
 from agent.managers.admission import remove
 from agent.managers.advice import AdviceKind
@@ -23,7 +23,8 @@ from agent.server.errors import BusyError
 from agent.server.queue import Turns
 
 if TYPE_CHECKING:
-    from agent.api.documents import AdmissionDocument, FailedPodDocument, RejectionDocument
+    from agent.api.documents.admissions import AdmissionDocument
+    from agent.api.documents.rejections import FailedPodDocument, RejectionDocument
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import RejectionCause
     from agent.managers.ledger import Ledger

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from msgspec.structs import replace
 
-from agent.api import documents as wire
+from agent.api.documents.document import Document, encode
+from agent.api.documents.errors import ErrorBody, ErrorDocument
 from agent.reconcile.report import BindingError
 from agent.server.errors import RequestError
 from agent.server.http import (
@@ -71,9 +72,9 @@ CODES_WITHOUT_HANDLER: Final = {
 }
 
 
-def json_answer(document: wire.Document, status: HTTPStatus = HTTPStatus.OK) -> Response:
+def json_answer(document: Document, status: HTTPStatus = HTTPStatus.OK) -> Response:
     """Return a document as an answer."""
-    return Response(wire.encode(document) + b"\n", status, JSON)
+    return Response(encode(document) + b"\n", status, JSON)
 
 
 def answer_without_handler(status: HTTPStatus, message: str) -> Response:
@@ -118,7 +119,5 @@ def _not_served(
 def _error_answer(
     status: HTTPStatus, code: str, message: str, details: tuple[Mistake, ...] = ()
 ) -> Response:
-    error = wire.ErrorBody(
-        code=code, message=message, details=details, operation=current_operation()
-    )
-    return json_answer(wire.ErrorDocument(error=error), status)
+    error = ErrorBody(code=code, message=message, details=details, operation=current_operation())
+    return json_answer(ErrorDocument(error=error), status)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from agent.api.documents import ConditionDocument
+from agent.api.documents.status import ConditionDocument
 from agent.api.views import unprepared_line
 from agent.managers.allocation import Origin
 from agent.managers.recovery import describe_recovered
@@ -27,7 +27,7 @@ from cgroupfs.tree import is_within, parent
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from agent.api.documents import ManifestDocument
+    from agent.api.documents.status import ManifestDocument
     from agent.isolation.report import IsolationReport
     from agent.managers.allocation import PodAllocation
     from agent.managers.ledger import Ledger

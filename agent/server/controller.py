@@ -12,16 +12,13 @@ import structlog
 from msgspec.structs import replace
 
 from agent.api import views
-from agent.api.documents import (
+from agent.api.documents.admissions import (
     AdmissionDocument,
     BindDocument,
     BindRequest,
-    FailedPodDocument,
-    PlanDocument,
-    PodDocument,
     RemovalDocument,
-    WriteDocument,
 )
+from agent.api.documents.kernel import PlanDocument, WriteDocument
 from agent.managers import admission
 from agent.managers.allocation import API, Source
 from agent.managers.rules import restored
@@ -52,12 +49,10 @@ from agent.state.checkpoint import host_changes, host_facts
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from agent.api.documents import (
-        CordonRequest,
-        CordonsDocument,
-        ReconcileDocument,
-        VerificationDocument,
-    )
+    from agent.api.documents.maintenance import CordonRequest, CordonsDocument
+    from agent.api.documents.pods import PodDocument
+    from agent.api.documents.rejections import FailedPodDocument
+    from agent.api.documents.verification import ReconcileDocument, VerificationDocument
     from agent.managers.bindings import Binding, Bindings
     from agent.managers.violations import Violation
     from agent.pods.model import Pod

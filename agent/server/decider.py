@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.api.documents import AdmissionDocument
+from agent.api.documents.admissions import AdmissionDocument
 from agent.devices.providers import (
     PLUGIN_SECONDS,
     PLUGIN_SECONDS_BESIDE_RUNTIME,

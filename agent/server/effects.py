@@ -37,7 +37,8 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.api.documents import AdmissionDocument, EnforcementDocument
+    from agent.api.documents.admissions import AdmissionDocument
+    from agent.api.documents.kernel import EnforcementDocument
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision
     from agent.managers.ledger import Ledger

@@ -30,7 +30,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.api.documents import BindRequest
+from agent.api.documents.admissions import BindRequest
 from agent.pods.model import End, full_name
 from agent.reconcile.report import BindingError
 from agent.server.errors import PodNotFoundError, RequestError

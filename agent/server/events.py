@@ -11,14 +11,14 @@ import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from agent.api.documents import EventDocument
+from agent.api.documents.history import EventDocument
 from agent.pods.model import NO_GIVEN_DEVICES
 from agent.server.operations import current_operation, current_requester
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from agent.api.documents import DriftDocument
+    from agent.api.documents.verification import DriftDocument
     from agent.clock import Clock
     from agent.pods.model import GivenDevices
     from agent.server.history_recorder import HistoryRecorder
@@ -56,7 +56,7 @@ class Events:
         differences: tuple[DriftDocument, ...] = (),
         given: GivenDevices = NO_GIVEN_DEVICES,
     ) -> None:
-        """Publish an event (`agent.api.documents.EventDocument`) of the present operation.
+        """Publish an event (`agent.api.documents.history.EventDocument`) of the present operation.
 
         The history keeps more than watchers get: the `differences`, the devices that the kubelet
         had `given` to the pod, and who requested the operation.

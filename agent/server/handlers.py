@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from agent.api import documents as wire
-from agent.api.documents import CordonRequest
+from agent.api.documents.admissions import AdmissionDocument, BindRequest
+from agent.api.documents.document import decode, encode
+from agent.api.documents.maintenance import CordonRequest
+from agent.api.documents.pods import PodListDocument
 from agent.managers.node_fit import not_allocated
 from agent.pods.manifest import API_SOURCE, load_manifest
 from agent.pods.model import REQUIRE, ManifestError, Quality, unknown_qualities
@@ -187,7 +189,7 @@ class Api:
     async def _list(self, _request: Request) -> Response:
         state = self._controller.state
         pods, failed = pods_now(state), state.observed.records.failed_pods()
-        return await self._apart(lambda: json_answer(wire.PodListDocument(pods(), failed)))
+        return await self._apart(lambda: json_answer(PodListDocument(pods(), failed)))
 
     async def _get(self, request: Request) -> Response:
         return json_answer(await self._controller.pod(request.path_parameters["uid"]))
@@ -211,7 +213,7 @@ class Api:
     @contextmanager
     def _events(self) -> Iterator[AsyncIterator[bytes]]:
         with self._controller.events.watch() as watcher:
-            yield (wire.encode(event) + b"\n" async for event in watcher)
+            yield (encode(event) + b"\n" async for event in watcher)
 
     async def _status(self, _request: Request) -> Response:
         return await self._apart(
@@ -297,9 +299,9 @@ async def _body(request: Request) -> bytes:
         raise errors.TooSlowError(BODY_SECONDS) from None
 
 
-def _bind_request(body: bytes) -> wire.BindRequest:
+def _bind_request(body: bytes) -> BindRequest:
     try:
-        desired = wire.decode(body, wire.BindRequest)
+        desired = decode(body, BindRequest)
     except msgspec.DecodeError as error:
         expected = 'expected {"cgroup": "/path"} or {"pid": 123}'
         raise errors.BindError(f"{error}; {expected}") from error
@@ -312,7 +314,7 @@ def _bind_request(body: bytes) -> wire.BindRequest:
 
 def _cordon_request(body: bytes) -> CordonRequest:
     try:
-        cordon = wire.decode(body, CordonRequest)
+        cordon = decode(body, CordonRequest)
     except msgspec.DecodeError as error:
         expected = 'expected {"target": "4-7", "reason": "..."}'
         raise errors.RequestError(f"{error}; {expected}") from error
@@ -365,7 +367,7 @@ def _since(request: Request) -> float:
     return float(text)
 
 
-def _admission_status(answer: wire.AdmissionDocument) -> HTTPStatus:
+def _admission_status(answer: AdmissionDocument) -> HTTPStatus:
     if not answer.admitted:
         return HTTPStatus.CONFLICT
     if answer.already_admitted or answer.dry_run:

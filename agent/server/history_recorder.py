@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from msgspec.structs import replace
 
-from agent.api.documents import HistoryEntry
+from agent.api.documents.history import HistoryEntry
 from agent.api.views import kubelet_device_documents
 from agent.pods.model import NO_GIVEN_DEVICES
 from agent.server import metrics as names
@@ -25,12 +25,8 @@ from agent.server.log import shortened
 from agent.state.checkpoint import CheckpointIOError
 
 if TYPE_CHECKING:
-    from agent.api.documents import (
-        DriftDocument,
-        EventDocument,
-        HistoryDocument,
-        RequesterDocument,
-    )
+    from agent.api.documents.history import EventDocument, HistoryDocument, RequesterDocument
+    from agent.api.documents.verification import DriftDocument
     from agent.clock import Clock
     from agent.pods.model import GivenDevices
     from agent.server.counters import Counters

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct
 
-from agent.api.documents import ManifestDocument
+from agent.api.documents.status import ManifestDocument
 from agent.managers.allocation import Source
 from agent.managers.decision import Reason
 from agent.pods.model import END, UNIT, End, ManifestError, PodIdentity, lifetime_of
@@ -48,7 +48,7 @@ from agent.text import printable
 from agent.yaml import MISTAKES_REPORTED, Mistake
 
 if TYPE_CHECKING:
-    from agent.api.documents import AdmissionDocument
+    from agent.api.documents.admissions import AdmissionDocument
     from agent.pods.model import Named, Pod
     from agent.server.source_admissions import SourceAdmissions
     from agent.sources.source import PodSource, SourceReading

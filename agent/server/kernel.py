@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from agent.api.documents import BindRequest, KernelDocument, VerificationDocument
+    from agent.api.documents.admissions import BindRequest
+    from agent.api.documents.kernel import KernelDocument
+    from agent.api.documents.verification import VerificationDocument
     from agent.isolation.host import HostIsolation
     from agent.managers.allocation import PodAllocation
     from agent.managers.bindings import Binding

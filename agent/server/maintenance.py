@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 from msgspec.structs import replace
 
-from agent.api.documents import (
+from agent.api.documents.maintenance import (
     CordonedPodDocument,
     CordonsDocument,
     DrainDocument,
@@ -35,7 +35,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agent.api.documents import CordonRequest
+    from agent.api.documents.maintenance import CordonRequest
     from agent.managers.cordons import Cordons
     from agent.managers.drain import Drain, DrainedPod
     from agent.managers.ledger import Ledger

@@ -21,11 +21,8 @@ from agent.server.pod_sources import PodSources
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.api.documents import (
-        DriftDocument,
-        ReconcileDocument,
-        RuntimeDocument,
-    )
+    from agent.api.documents.status import RuntimeDocument
+    from agent.api.documents.verification import DriftDocument, ReconcileDocument
     from agent.isolation.host import HostIsolation
     from agent.managers.device.kubelet import KubeletListing
     from agent.managers.recovery import Displaced

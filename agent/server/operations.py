@@ -17,7 +17,7 @@ from structlog.contextvars import bound_contextvars
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api.documents import RequesterDocument
+    from agent.api.documents.history import RequesterDocument
 
 _operation: Final[ContextVar[str]] = ContextVar("operation", default="")
 _requester: Final[ContextVar[RequesterDocument | None]] = ContextVar("requester", default=None)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from agent.api.documents import DriftDocument, ReconcileDocument
+from agent.api.documents.verification import DriftDocument, ReconcileDocument
 from agent.managers.allocation import Origin
 from agent.managers.recovery import describe_recovered
 from agent.pods.model import full_name

@@ -23,7 +23,7 @@ import structlog
 from msgspec import Struct
 from structlog.contextvars import bound_contextvars
 
-from agent.api.documents import RequesterDocument
+from agent.api.documents.history import RequesterDocument
 from agent.managers.allocation import API
 from agent.server.limits import Caller
 from agent.server.log import LimitedLog

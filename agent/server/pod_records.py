@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
-    from agent.api.documents import AdmissionDocument, ExplanationDocument, FailedPodDocument
+    from agent.api.documents.admissions import AdmissionDocument
+    from agent.api.documents.explanations import ExplanationDocument
+    from agent.api.documents.rejections import FailedPodDocument
     from agent.managers.allocation import PodAllocation, Source
     from agent.pods.model import Pod
     from agent.reconcile.diff import Difference

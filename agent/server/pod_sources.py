@@ -18,7 +18,7 @@ from agent.managers.allocation import API
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.api.documents import ManifestDocument
+    from agent.api.documents.status import ManifestDocument
     from agent.managers.allocation import PodAllocation, Source
     from agent.sources.source import PodSource, SourceUnreadableError
 

@@ -26,7 +26,7 @@ from agent.server.wiring import Wiring
 from systemd.journal import Journal, is_journal
 
 if TYPE_CHECKING:
-    from agent.api.documents import ConfigurationDocument
+    from agent.api.documents.status import ConfigurationDocument
     from agent.config.model import Config
     from agent.server.lifecycle import Service
     from agent.server.plugs import Fakes, Plugs

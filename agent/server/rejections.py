@@ -17,7 +17,7 @@ import structlog
 from msgspec.structs import replace
 
 from agent.api import views
-from agent.api.documents import INVALID_MANIFEST, RUNS_SHARED, AdmissionDocument, FailedPodDocument
+from agent.api.documents.rejections import INVALID_MANIFEST, RUNS_SHARED, FailedPodDocument
 from agent.managers.allocation import API, Source
 from agent.managers.decision import Reason
 from agent.pods.model import PodIdentity, full_name
@@ -31,7 +31,8 @@ from agent.text import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from agent.api.documents import ManifestDocument
+    from agent.api.documents.admissions import AdmissionDocument
+    from agent.api.documents.status import ManifestDocument
     from agent.clock import Clock
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from agent.api.documents import RequesterDocument
+from agent.api.documents.history import RequesterDocument
 from agent.server.errors import PodNotFoundError, RequestError
 from agent.server.operations import requested_by
 from agent.server.queue import QueueStopped
@@ -21,7 +21,8 @@ from agent.text import printable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.api.documents import AdmissionDocument, ManifestDocument
+    from agent.api.documents.admissions import AdmissionDocument
+    from agent.api.documents.status import ManifestDocument
     from agent.managers.allocation import Source
     from agent.pods.model import Pod
     from agent.server.controller import Controller

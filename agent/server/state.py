@@ -44,10 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from agent.api.documents import (
-        ConditionDocument,
-        ConfigurationDocument,
-    )
+    from agent.api.documents.status import ConditionDocument, ConfigurationDocument
     from agent.isolation.report import IsolationReport
     from agent.managers.allocation import PodAllocation
     from agent.managers.ledger import Ledger

@@ -17,12 +17,9 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.api import views
-from agent.api.documents import (
-    AdmissionDocument,
-    ErrorBody,
-    StateDirectoryDocument,
-    StatusDocument,
-)
+from agent.api.documents.admissions import AdmissionDocument
+from agent.api.documents.errors import ErrorBody
+from agent.api.documents.status import StateDirectoryDocument, StatusDocument
 from agent.api.map import map_of_allocations
 from agent.managers.cpu.manager import exclusive_cpus, shared_cpus
 from agent.managers.quality import verdict
@@ -32,8 +29,10 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from agent.api.documents import ExplanationDocument, KernelDocument, PodDocument
-    from agent.api.map_documents import MapDocument
+    from agent.api.documents.explanations import ExplanationDocument
+    from agent.api.documents.kernel import KernelDocument
+    from agent.api.documents.map import MapDocument
+    from agent.api.documents.pods import PodDocument
     from agent.devices.cdi_files import CdiFiles
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision, Rejection

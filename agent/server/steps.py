@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import ParamSpec, TypeVar
 
-    from agent.api.documents import EnforcementDocument
+    from agent.api.documents.kernel import EnforcementDocument
     from agent.clock import Clock
     from agent.managers.allocation import PodAllocation
     from agent.reconcile.diff import Difference

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.api.documents import (
+from agent.api.documents.kernel import KernelDocument
+from agent.api.documents.verification import (
     AncestorDocument,
     DifferenceDocument,
     IntrudingTaskDocument,
-    KernelDocument,
     VerificationDocument,
     VerifiedDocument,
 )

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 from msgspec import Struct
 
-from agent.api.documents import HistoryDocument, HistoryEntry, encode
+from agent.api.documents.document import encode
+from agent.api.documents.history import HistoryDocument, HistoryEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

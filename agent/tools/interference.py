@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.api.documents import (
+from agent.api.documents.interference import (
     DisturbedCpuDocument,
     InterferenceDocument,
     InterferingTaskDocument,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import TypeAlias
 
-    from agent.api.documents import PodDocument
+    from agent.api.documents.pods import PodDocument
 
     #: Threads by id and start: an id is used again.
     Threads: TypeAlias = Mapping[tuple[int, int], "Thread"]

@@ -28,7 +28,7 @@ import click
 from msgspec.structs import replace
 
 from agent.api.client import AgentClient, AgentError, Unreachable
-from agent.api.documents import BindRequest
+from agent.api.documents.admissions import BindRequest
 from agent.pods.model import full_name
 from agent.yaml import shown
 from sysfs.described import regular_host, with_memory_only_nodes, write_tree

@@ -19,7 +19,7 @@ from uuid import uuid4
 from msgspec import Struct
 
 from agent.api.client import AgentError, Unreachable
-from agent.api.documents import BindRequest
+from agent.api.documents.admissions import BindRequest
 from agent.api.variables import allocation_variables
 from agent.managers.allocation import Isolation
 from agent.pods.model import CPU, END, MEMORY, NEAR_NODES, UNIT, End, full_name
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from agent.api.client import AgentClient
-    from agent.api.documents import ContainerDocument, DeliveryDocument, PodDocument
+    from agent.api.documents.pods import ContainerDocument, DeliveryDocument, PodDocument
     from cgroupfs.tree import CgroupTree
     from systemd.bus import Systemd
 

@@ -11,7 +11,9 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.api import views
-from agent.api.documents import EventDocument, PodListDocument, StatusDocument, encode
+from agent.api.documents.document import encode
+from agent.api.documents.pods import PodListDocument
+from agent.api.documents.status import StatusDocument
 from agent.api.map import map_of_allocations
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.quality import verdict
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from agent.api.documents import Document
+    from agent.api.documents.document import Document
+    from agent.api.documents.history import EventDocument
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
     from sysfs.host import Host

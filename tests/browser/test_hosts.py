@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from msgspec.structs import replace
 
-from agent.api.documents import (
-    ConditionDocument,
-    CordonDocument,
-    EventDocument,
-    FailedPodDocument,
-    IntrusionDocument,
-    JudgementDocument,
-    PodListDocument,
-)
+from agent.api.documents.history import EventDocument
+from agent.api.documents.maintenance import CordonDocument
+from agent.api.documents.map import MapDocument
+from agent.api.documents.pods import JudgementDocument, PodListDocument
+from agent.api.documents.rejections import FailedPodDocument
+from agent.api.documents.status import ConditionDocument
+from agent.api.documents.verification import IntrusionDocument
 from agent.api.map import map_of_allocations
-from agent.api.map_documents import MapDocument
 from agent.config.model import Config
 from agent.managers.admission import admit, remove
 from agent.managers.machine import Machine

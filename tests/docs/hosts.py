@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from agent.api.client import AgentClient
-from agent.api.documents import BindRequest
+from agent.api.documents.admissions import BindRequest
 from agent.tools.playground import EmbeddedHost
 
 if TYPE_CHECKING:

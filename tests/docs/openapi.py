@@ -18,15 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import msgspec
 
 import agent
-import agent.api.documents
-from agent.api.documents import (
-    BindDocument,
-    BindRequest,
-    CordonRequest,
-    Document,
-    ErrorDocument,
-    PodListDocument,
-)
+import agent.api
+from agent.api.documents.admissions import BindDocument, BindRequest
+from agent.api.documents.document import Document
+from agent.api.documents.errors import ErrorDocument
+from agent.api.documents.maintenance import CordonRequest
+from agent.api.documents.pods import PodListDocument
 from agent.api.topology import TopologyView
 from agent.server.handlers import MOST_COPIES, Api
 from tests.docs.hosts import ROOT
@@ -194,7 +191,7 @@ def _documents() -> dict[str, type]:
     return {**named, **NAMED}
 
 
-def _below(kind: type[Document]) -> Iterator[type[Document]]:
+def _below(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
     for each in kind.__subclasses__():
         yield each
         yield from _below(each)
@@ -282,9 +279,9 @@ def _body(route: Route) -> dict[str, Any] | None:
 
 def _describe_fields(schemas: Mapping[str, dict[str, Any]]) -> None:
     """Give each field of a document the comment that stands at it."""
-    documents = {kind.__name__: kind for kind in _below(Document)}
+    structs = {kind.__name__: kind for kind in _below(msgspec.Struct)}
     for name, schema in schemas.items():
-        kind = documents.get(name) or getattr(agent.api.documents, name, None)
+        kind = structs.get(name)
         if kind is None:
             continue
         keys = {field.name: field.encode_name for field in msgspec.structs.fields(kind)}

@@ -9,7 +9,9 @@ import jsonschema
 import pytest
 from openapi_spec_validator import validate
 
-from agent.api.documents import AdmissionDocument, ErrorBody, ErrorDocument, encode
+from agent.api.documents.admissions import AdmissionDocument
+from agent.api.documents.document import encode
+from agent.api.documents.errors import ErrorBody, ErrorDocument
 from agent.server import errors
 from agent.server.answers import CODES_WITHOUT_HANDLER, HTTP_CODES, STATUSES
 from tests.docs.openapi import openapi_text, served

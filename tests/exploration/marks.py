@@ -14,7 +14,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.api.documents import AdmissionDocument, ManifestDocument
+from agent.api.documents.admissions import AdmissionDocument
+from agent.api.documents.status import ManifestDocument
 from agent.managers.allocation import PodAllocation, Source
 from agent.managers.decision import Decision
 from agent.managers.ledger import Ledger

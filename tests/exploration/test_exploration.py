@@ -27,7 +27,7 @@ from tests.exploration.stage import DISTURBANCES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agent.api.documents import CordonRequest, CordonsDocument
+    from agent.api.documents.maintenance import CordonRequest, CordonsDocument
     from agent.managers.ledger import Ledger
     from agent.server.configured import ConfiguredHost
     from agent.state.checkpoint import Checkpoint

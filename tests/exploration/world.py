@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from agent.api.documents import CordonRequest
+from agent.api.documents.maintenance import CordonRequest
 from agent.devices.providers import Providers
 from agent.managers.allocation import API
 from agent.managers.rules import restored

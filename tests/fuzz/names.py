@@ -8,7 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from agent.api.documents import ManifestDocument, decode, encode
+from agent.api.documents.document import decode, encode
+from agent.api.documents.status import ManifestDocument
 from agent.pods.manifest import load_pod
 from agent.sources.manifests import ManifestFormat, scan
 from agent.text import printable

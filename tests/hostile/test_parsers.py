@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent.api import documents as wire
+from agent.api.documents import document
+from agent.api.documents.admissions import BindRequest
 from agent.config.durations import seconds_of
 from agent.config.load import load_config, override
 from agent.config.model import ConfigError
@@ -205,7 +206,7 @@ STATE_FILES: Final[dict[str, tuple[Callable[[bytes], object], Callable[[int], by
     ),
     "checkpoint of open lists": (checkpoint, repeated("", "[")),
     "binding": (
-        lambda data: wire.decode(data, wire.BindRequest),
+        lambda data: document.decode(data, BindRequest),
         repeated('{"cgroup":"', "/a", '"}'),
     ),
     "uevent": (hotplug_of, repeated("change@/a\0SUBSYSTEM=cpu\0", "A=1\0")),

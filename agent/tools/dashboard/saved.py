@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from agent.api.documents import Document, HistoryDocument, PodDocument, StatusDocument, encode
+from agent.api.documents.document import Document, encode
+from agent.api.documents.history import HistoryDocument  # noqa: TC001  # msgspec reads annotations
+from agent.api.documents.pods import PodDocument  # noqa: TC001  # same
+from agent.api.documents.status import StatusDocument  # noqa: TC001  # same
 from agent.tools.dashboard.server import PictureMaker, page_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.api.map_documents import MapDocument
+    from agent.api.documents.map import MapDocument
 
 #: What the page loads and says at first, for which a saved one has something else.
 _STYLE: Final = '<link rel="stylesheet" href="{name}">'

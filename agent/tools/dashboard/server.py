@@ -27,8 +27,9 @@ from aiohttp.web_server import Server
 from msgspec import Struct
 
 from agent.api.client import DEFAULT_TIMEOUT, Unreachable, reason_of
-from agent.api.documents import ErrorBody, ErrorDocument, decode, encode
-from agent.api.map_documents import CpuUse, MapCpuDocument, MapDocument
+from agent.api.documents.document import decode, encode
+from agent.api.documents.errors import ErrorBody, ErrorDocument
+from agent.api.documents.map import CpuUse, MapCpuDocument, MapDocument
 from agent.api.map_warnings import is_shared
 from agent.text import printable
 from agent.tools.map.devices import device_word

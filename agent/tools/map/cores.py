@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from agent.api.map_documents import CpuUse
+from agent.api.documents.map import CpuUse
 from agent.tools.map.spans import Line, TextSpan, Tone
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from agent.tools.map.spans import Line, line
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-    from agent.api.map_documents import MapDeviceDocument
+    from agent.api.documents.map import MapDeviceDocument
     from agent.tools.map.marks import Marks
 
 #: Words for PCI devices by base class (PCI Code and ID Assignment specification, 1).

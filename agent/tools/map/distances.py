@@ -10,7 +10,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from agent.api.map_documents import MapNodeDocument
+    from agent.api.documents.map import MapNodeDocument
 
 #: Nodes of a matrix at most: it fits in 80 columns.
 _MATRIX_NODES: Final = 16

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.api.map_documents import CpuUse
+from agent.api.documents.map import CpuUse
 from agent.api.map_warnings import is_shared
 from agent.pods.model import full_name
 from agent.tools.map.spans import POD_TONES, TextSpan, Tone
@@ -20,7 +20,7 @@ from agent.tools.map.spans import POD_TONES, TextSpan, Tone
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.api.map_documents import MapCpuDocument, MapDocument
+    from agent.api.documents.map import MapCpuDocument, MapDocument
     from agent.tools.map.parts import MappedCore
 
 

@@ -12,7 +12,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.api.map_documents import MapMemoryDocument, MapNodeDocument
+    from agent.api.documents.map import MapMemoryDocument, MapNodeDocument
 
 #: The length of a bar, in characters.
 BAR: Final = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from agent.api.map_documents import CpuUse
+from agent.api.documents.map import CpuUse
 from agent.pods.model import full_name
 from agent.tools.map.words import id_list, plural
 from sysfs.mask import Mask
@@ -13,7 +13,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.api.map_documents import MapCpuDocument, MapDocument, MapOwnerDocument
+    from agent.api.documents.map import MapCpuDocument, MapDocument, MapOwnerDocument
 
 _USES: Final = {
     CpuUse.OFFLINE: "offline",

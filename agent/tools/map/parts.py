@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from agent.api.map_documents import CpuUse, MapCpuDocument
+from agent.api.documents.map import CpuUse, MapCpuDocument
 from agent.tools.map.words import counted
 from sysfs.host import CoreKind
 from sysfs.mask import Mask
@@ -20,7 +20,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from agent.api.map_documents import MapDocument
+    from agent.api.documents.map import MapDocument
 
     #: The name of a level, and the group of a CPU on it.
     Level = tuple[str, Callable[[MapCpuDocument], int | None]]

@@ -12,7 +12,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api.map_documents import MapContainerDocument, MapDocument, MapPodDocument
+    from agent.api.documents.map import MapContainerDocument, MapDocument, MapPodDocument
     from agent.tools.map.marks import Marks
 
 #: Pods with CPUs that a map lists unless it is full.

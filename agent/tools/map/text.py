@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.api.map_documents import CpuUse
+from agent.api.documents.map import CpuUse
 from agent.pods.model import MEMORY
 from agent.tools.map.cores import core_columns
 from agent.tools.map.devices import by_node, device_lines, distant_lines
@@ -29,7 +29,7 @@ from sysfs.mask import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agent.api.map_documents import MapDeviceDocument, MapDocument, MapNodeDocument
+    from agent.api.documents.map import MapDeviceDocument, MapDocument, MapNodeDocument
 
 
 #: A host with more CPUs is summarized.

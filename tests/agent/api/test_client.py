@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.api.client import AgentClient, AgentError, Unreachable
-from agent.api.documents import ErrorBody, ErrorDocument, encode
+from agent.api.documents.document import encode
+from agent.api.documents.errors import ErrorBody, ErrorDocument
 from agent.yaml import Mistake
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from agent.api.documents import decode, encode
+from agent.api.documents.document import decode, encode
+from agent.api.documents.map import MapDocument, MapOwnerDocument
 from agent.api.map import map_of_allocations, map_of_host
-from agent.api.map_documents import MapDocument, MapOwnerDocument
 from agent.api.map_warnings import WARNINGS_LISTED
 from agent.config.model import Config
 from agent.managers.allocation import (

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from agent.api import views
-from agent.api.documents import DeliveryDocument, KernelDocument
+from agent.api.documents.kernel import KernelDocument
+from agent.api.documents.pods import DeliveryDocument
 from agent.managers.allocation import ContainerAllocation, Isolation, MemoryBlock, PodAllocation
 from agent.managers.decision import Decision, HintTrace
 from agent.managers.delivery import Delivery, DeviceNode, Mount

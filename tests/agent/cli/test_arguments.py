@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given as drawn
 from msgspec.structs import replace
 
-from agent.api.documents import KernelDocument, MemoryDocument, PodDocument, PodListDocument
+from agent.api.documents.kernel import KernelDocument
+from agent.api.documents.pods import MemoryDocument, PodDocument, PodListDocument
 from agent.api.views import pod_document
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.list_text import list_lines

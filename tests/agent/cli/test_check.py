@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.api.documents import ConfigurationDocument
+from agent.api.documents.status import ConfigurationDocument
 from agent.cli.check import LEAST_SPACE
 from agent.cli.errors import ExitCode
 from agent.config.document import config_keys

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from agent.api.documents import CordonRequest
+from agent.api.documents.maintenance import CordonRequest
 from agent.cli import completion
 from agent.cli import main as main_module
 from agent.cli.main import COMMANDS, numawarden

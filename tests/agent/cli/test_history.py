@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from agent.api.documents import DriftDocument, HistoryDocument, HistoryEntry, RequesterDocument
+from agent.api.documents.history import HistoryDocument, HistoryEntry, RequesterDocument
+from agent.api.documents.verification import DriftDocument
 from agent.cli.history import history_lines
 from agent.cli.options import Output
 from agent.cli.output import print_answer

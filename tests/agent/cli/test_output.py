@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.api.client import AgentClient, Unreachable
-from agent.api.documents import EventDocument
+from agent.api.documents.history import EventDocument
 from agent.cli import watching
 from agent.cli.errors import ExitCode
 from agent.cli.lines import table

@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.api.documents import (
-    AdmissionDocument,
-    DeliveryDocument,
-    ExplanationDocument,
-    HintDocument,
-    KernelDocument,
-    PodListDocument,
-)
+from agent.api.documents.admissions import AdmissionDocument
+from agent.api.documents.explanations import ExplanationDocument, HintDocument
+from agent.api.documents.kernel import KernelDocument
+from agent.api.documents.pods import DeliveryDocument, PodListDocument
 from agent.api.views import pod_document
 from agent.cli.admission_text import admission_lines
 from agent.cli.list_text import list_lines, list_table
@@ -33,7 +29,7 @@ from tests.agent.reconcile.pods import unenforced
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.api.documents import PodDocument
+    from agent.api.documents.pods import PodDocument
     from agent.managers.allocation import PodAllocation
     from agent.pods.model import Container
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import pytest
 from msgspec.structs import replace
 
-from agent.api.documents import INVALID_MANIFEST, FailedPodDocument
+from agent.api.documents.rejections import INVALID_MANIFEST, FailedPodDocument
 from agent.cluster.fingerprint import pod_fingerprint
 from agent.cluster.kubelet.devices import KubeletDevices
 from agent.cluster.kubelet.source import KubeletPods

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.api.documents import ManifestDocument
+from agent.api.documents.status import ManifestDocument
 from agent.cluster.companions import of_kubelet
 from agent.cluster.nri.events import NriEvent, subscription
 from agent.cluster.nri.handler import ContainerRejectedError
@@ -45,7 +45,7 @@ from tests.fakes.nri_runtime import FakeRuntime, running
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.api.documents import FailedPodDocument
+    from agent.api.documents.rejections import FailedPodDocument
 
 
 async def test_a_container_gets_its_cpus_after_they_left_the_pool(site: Site) -> None:

@@ -16,7 +16,7 @@ from tests.sysfs.pci import network_host
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.api.documents import AdmissionDocument
+    from agent.api.documents.admissions import AdmissionDocument
     from tests.agent.server.support import Running, World
 
 VF: Final = "example.com/vf"

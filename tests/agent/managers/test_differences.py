@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.api import documents as wire
+from agent.api.documents.document import encode
 from agent.api.views import rejection_document
 from agent.managers.admission import admit
 from agent.managers.cpu.manager import exclusive_cpus, shared_pool
@@ -233,7 +233,7 @@ def test_an_amount_that_no_host_has_is_rejected_for_want_of_room(
     if looks or resource != "kubernetes.io/x":
         assert decision.rejection is not None
         assert not looks or decision.rejection.reason == f"OutOf{resource}"
-        assert wire.encode(rejection_document(decision.rejection))
+        assert encode(rejection_document(decision.rejection))
 
 
 # Shows in differences.md: ephemeral-storage

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.api.documents import encode
+from agent.api.documents.document import encode
 from agent.reconcile.desired import DesiredCgroup, Role
 from agent.reconcile.diff import diff
 from agent.reconcile.drivers import read_record, record_of, to_properties

@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from agent.api.documents import BindRequest, CordonRequest
+from agent.api.documents.admissions import BindRequest
+from agent.api.documents.maintenance import CordonRequest
 from agent.server.errors import NotCordonedError, PodNotFoundError
 from cgroupfs.names import Tier
 from sysfs.mask import Mask

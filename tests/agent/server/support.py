@@ -37,7 +37,7 @@ from systemd.notify import Notifier
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
-    from agent.api.documents import EventDocument
+    from agent.api.documents.history import EventDocument
     from agent.managers.resource_manager import ResourceManager
     from agent.reconcile.diff import WriterOf
     from agent.reconcile.tasks import Task

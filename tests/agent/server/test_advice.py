@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from agent.api.documents import FailedPodDocument
+from agent.api.documents.rejections import FailedPodDocument
 from agent.managers.policy import PluginDevice
 from agent.managers.trials import advise
 from agent.pods.manifest import load_pod
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from agent.api.documents import AdmissionDocument, RejectionDocument
+    from agent.api.documents.admissions import AdmissionDocument
+    from agent.api.documents.rejections import RejectionDocument
     from agent.managers.advice import Advice
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy

@@ -14,7 +14,11 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
-from agent.api.documents import AdmissionDocument, ErrorDocument, EventDocument, PodDocument, decode
+from agent.api.documents.admissions import AdmissionDocument
+from agent.api.documents.document import decode
+from agent.api.documents.errors import ErrorDocument
+from agent.api.documents.history import EventDocument
+from agent.api.documents.pods import PodDocument
 from agent.config.cluster import BesideKubeletConfig
 from agent.server import handlers as api_module
 from agent.server import metrics as names

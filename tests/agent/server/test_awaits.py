@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.api.documents import BindRequest, CordonRequest
+from agent.api.documents.admissions import BindRequest
+from agent.api.documents.maintenance import CordonRequest
 from agent.config.agent import PodResourcesConfig
 from agent.config.model import CgroupDriver
 from agent.managers.policy import PluginDevice

@@ -26,7 +26,8 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.client import AgentClient, AgentError, Unreachable
-from agent.api.documents import BindRequest, CordonRequest
+from agent.api.documents.admissions import BindRequest
+from agent.api.documents.maintenance import CordonRequest
 from agent.cluster import publishing
 from agent.cluster.kubelet.pods_api import V1ALPHA1
 from agent.cluster.kubelet.source import CONFIRM_PERIOD

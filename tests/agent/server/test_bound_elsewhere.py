@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.api.documents import BindRequest
+from agent.api.documents.admissions import BindRequest
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.server.errors import BindingNotFoundError
 from sysfs.mask import Mask

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pytest
 
-from agent.api.documents import BindRequest, CordonRequest, Document, encode
+from agent.api.documents.admissions import BindRequest
+from agent.api.documents.document import Document, encode
+from agent.api.documents.maintenance import CordonRequest
 from agent.progress import EndedError
 from agent.server.errors import RequestError
 from tests.agent.server.support import OTHER_UID, UID, in_loop

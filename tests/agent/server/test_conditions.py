@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from agent.api.documents import ConditionDocument
+from agent.api.documents.status import ConditionDocument
 from agent.managers.allocation import KUBELET, ContainerAllocation, PodAllocation, Source
 from agent.pods.model import ContainerKind, End, Lifetime, QosClass
 from agent.reconcile.diff import Cause, Difference

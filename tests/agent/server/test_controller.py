@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.api.documents import BindRequest
+from agent.api.documents.admissions import BindRequest
 from agent.managers.allocation import Origin
 from agent.managers.bindings import Binding
 from agent.managers.machine import Machine
@@ -53,7 +53,7 @@ from tests.agent.server.support import OTHER_UID, UID, FakeClock, in_loop, manif
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from agent.api.documents import AdmissionDocument
+    from agent.api.documents.admissions import AdmissionDocument
     from agent.managers.allocation import PodAllocation
     from agent.pods.model import Pod
     from agent.reconcile.target import Desired

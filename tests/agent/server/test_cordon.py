@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.client import AgentError
-from agent.api.documents import CordonRequest
+from agent.api.documents.maintenance import CordonRequest
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.policy import MemoryManagerPolicy
 from sysfs.described import regular_host
@@ -19,7 +19,7 @@ from tests.agent.server.support import OTHER_UID, UID, in_loop, make_world, mani
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.api.documents import CordonsDocument
+    from agent.api.documents.maintenance import CordonsDocument
     from tests.agent.server.support import Running, World
 
 POD = f"kubepods/pod{UID}"

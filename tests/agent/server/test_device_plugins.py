@@ -27,7 +27,7 @@ from tests.fakes.device_plugin import FakePlugin, device, never
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from agent.api.documents import AdmissionDocument
+    from agent.api.documents.admissions import AdmissionDocument
     from tests.agent.server.support import Running, World
 
 GPU: Final = "example.com/gpu"

@@ -21,7 +21,7 @@ from tests.fakes.devices import FakeProvider
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.api.documents import AdmissionDocument
+    from agent.api.documents.admissions import AdmissionDocument
     from agent.managers.allocation import PodAllocation
     from tests.agent.server.support import Running, World
 

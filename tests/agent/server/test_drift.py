@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from agent.api.documents import PodDocument
+from agent.api.documents.pods import PodDocument
 from agent.reconcile.backoff import AT_ONCE
 from agent.server.outcomes import DRIFT_KEPT, DRIFT_NAMED
 from cgroupfs.state import Writer

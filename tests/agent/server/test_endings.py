@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.api.documents import BindRequest
+from agent.api.documents.admissions import BindRequest
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.pods.model import END, UNIT
 from agent.server.endings import START_SECONDS, STOPPED_SECONDS

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.api.documents import BindRequest
+from agent.api.documents.admissions import BindRequest
 from agent.managers.allocation import ContainerAllocation, Isolation, PodAllocation
 from agent.managers.bindings import NO_BINDINGS
 from agent.pods.model import ContainerKind, QosClass

@@ -9,7 +9,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from agent.api.documents import RuntimeDocument
+from agent.api.documents.status import RuntimeDocument
 from agent.devices.provider import DeviceError
 from agent.devices.providers import Providers
 from agent.managers.policy import PluginDevice
@@ -21,7 +21,7 @@ from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, runnin
 from tests.fakes.devices import FakeProvider
 
 if TYPE_CHECKING:
-    from agent.api.documents import AdmissionDocument
+    from agent.api.documents.admissions import AdmissionDocument
     from agent.managers.delivery import Delivery
     from agent.server.controller import Controller
     from tests.agent.server.support import Running, World

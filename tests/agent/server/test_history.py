@@ -14,7 +14,9 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.api.client import AgentError
-from agent.api.documents import BindRequest, DriftDocument, EventDocument
+from agent.api.documents.admissions import BindRequest
+from agent.api.documents.history import EventDocument
+from agent.api.documents.verification import DriftDocument
 from agent.config.agent import HistoryConfig
 from agent.managers.policy import TopologyManagerPolicy
 from agent.managers.registry import MANAGERS
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from agent.api.documents import HistoryDocument, HistoryEntry
+    from agent.api.documents.history import HistoryDocument, HistoryEntry
     from tests.agent.server.support import Running, World
 
 

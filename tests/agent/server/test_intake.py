@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 from msgspec.structs import replace
 
-from agent.api.documents import AdmissionDocument
+from agent.api.documents.admissions import AdmissionDocument
 from agent.api.views import rejection_document
 from agent.managers.allocation import Source
 from agent.managers.decision import Reason, Rejection
@@ -35,7 +35,7 @@ from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
-    from agent.api.documents import ManifestDocument
+    from agent.api.documents.status import ManifestDocument
     from agent.pods.model import Pod
     from agent.sources.source import PodSource
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.api.documents import FailedPodDocument, HistoryDocument
-from agent.api.map_documents import MapOwnerDocument
+from agent.api.documents.history import HistoryDocument
+from agent.api.documents.map import MapOwnerDocument
+from agent.api.documents.rejections import FailedPodDocument
 from agent.cli.admission_text import admission_lines, failed_lines
 from agent.cli.history import history_lines
 from agent.cluster.kubelet.devices import KubeletDevices
@@ -31,7 +32,7 @@ from tests.fakes.kubelet.pod_resources import FakePodResources, container_device
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.api.documents import AdmissionDocument
+    from agent.api.documents.admissions import AdmissionDocument
     from agent.rpc import Message
     from tests.agent.server.support import Running, World
 

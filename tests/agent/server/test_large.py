@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from agent.api import documents as wire
+from agent.api.documents.document import decode
+from agent.api.documents.errors import ErrorDocument
 from agent.pods.manifest import load_manifest
 from agent.server import handlers as api
 from agent.server.answers import json_answer
@@ -144,9 +145,7 @@ async def test_of_many_mistakes_the_first_are_reported_and_how_many_there_are(wo
     mistakes = b"".join(b"  - name: C_%d\n" % number for number in range(300))
     body = b"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n" + mistakes
     async with running(world) as agent:
-        error = wire.decode(
-            (await ask(agent, "POST", "/v1/pods", body))[1], wire.ErrorDocument
-        ).error
+        error = decode((await ask(agent, "POST", "/v1/pods", body))[1], ErrorDocument).error
         assert error.message == "300 mistakes in the manifest, of which the first 100 are listed"
         assert len(error.details) == MISTAKES_REPORTED
         assert not agent.controller.state.ledger.allocations

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.client import AgentError
-from agent.api.documents import BindRequest
+from agent.api.documents.admissions import BindRequest
 from agent.cluster.plugs import PLUGS
 from agent.config.model import MemoryReservationPolicy
 from agent.pods.quantity import Quantity
@@ -36,7 +36,7 @@ from tests.agent.server.support import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable
 
-    from agent.api.documents import ReconcileDocument
+    from agent.api.documents.verification import ReconcileDocument
     from agent.managers.decision import Decision
     from agent.managers.ledger import Ledger
     from agent.pods.model import Pod

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.api.documents import BindRequest, CordonRequest
+from agent.api.documents.admissions import BindRequest
+from agent.api.documents.maintenance import CordonRequest
 from agent.config.model import CgroupDriver, Config, ConfigError
 from agent.managers.allocation import Isolation, Source
 from agent.managers.cpu.manager import exclusive_cpus

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.api.documents import PodListDocument
+from agent.api.documents.pods import PodListDocument
 from agent.cli.list_text import list_lines, list_table
 from agent.cli.pod_text import pod_lines
 from agent.reconcile.backoff import AT_ONCE
@@ -23,8 +23,10 @@ from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, next_e
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from agent.api.documents import PodDocument, StatusDocument, VerificationDocument
-    from agent.api.map_documents import MapDocument
+    from agent.api.documents.map import MapDocument
+    from agent.api.documents.pods import PodDocument
+    from agent.api.documents.status import StatusDocument
+    from agent.api.documents.verification import VerificationDocument
     from tests.agent.server.support import Running, World
 
 #: Has the CPUs 1 and 9.

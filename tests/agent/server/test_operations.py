@@ -10,7 +10,8 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from agent.api.client import AgentError
-from agent.api.documents import ErrorDocument, decode
+from agent.api.documents.document import decode
+from agent.api.documents.errors import ErrorDocument
 from agent.server.handlers import OPERATION
 from tests.agent.server.support import OTHER_UID, Running, World, in_loop, manifest, running
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from structlog.testing import capture_logs
 
-from agent.api.documents import FailedPodDocument, decode
+from agent.api.documents.document import decode
+from agent.api.documents.rejections import FailedPodDocument
 from agent.managers.allocation import API
 from agent.pods.model import PodIdentity
 from agent.server import metrics as names

@@ -21,7 +21,7 @@ from tests.agent.server.support import (
 )
 
 if TYPE_CHECKING:
-    from agent.api.documents import AdmissionDocument
+    from agent.api.documents.admissions import AdmissionDocument
     from tests.agent.server.support import Running, World
 
 #: The host has 16 CPUs, one of them reserved.

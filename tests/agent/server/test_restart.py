@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from agent.api.documents import StatusDocument
+    from agent.api.documents.status import StatusDocument
     from sysfs.host import Host
     from tests.agent.server.support import Running, World
 

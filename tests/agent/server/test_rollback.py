@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.api.documents import BindRequest
+from agent.api.documents.admissions import BindRequest
 from agent.config.model import CgroupDriver
 from agent.server import wiring as assembly
 from agent.state.store import CHECKPOINT_NAME

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.api.client import AgentClient
-from agent.api.documents import CordonRequest
+from agent.api.documents.maintenance import CordonRequest
 from agent.state.store import CHECKPOINT_NAME
 from tests.agent.server.support import PATIENCE, manifest
 from tests.agent.server.test_process import CONFIG, Process, listening

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec.structs import replace
 
-from agent.api.map_documents import CpuUse
+from agent.api.documents.map import CpuUse
 from agent.cluster.topology import node_topology
 from agent.config.isolation import PartitionMode
 from agent.managers.violations import Rule
@@ -28,7 +28,7 @@ from tests.agent.server.test_lifecycle import FullWatch
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.api.documents import StatusDocument
+    from agent.api.documents.status import StatusDocument
     from cgroupfs.emulated.kernel import EmulatedKernel
     from tests.agent.server.support import Running, World
 

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.api.documents import DriftDocument, HistoryEntry, RequesterDocument, encode
+from agent.api.documents.document import encode
+from agent.api.documents.history import HistoryEntry, RequesterDocument
+from agent.api.documents.verification import DriftDocument
 from agent.state.history import (
     HISTORY_NAME,
     PREVIOUS_NAME,

@@ -17,8 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.api.documents import ContainerDocument, EnforcementDocument, HintDocument, PodDocument
-from agent.api.documents import KernelDocument as Kernel
+from agent.api.documents.explanations import HintDocument
+from agent.api.documents.kernel import EnforcementDocument
+from agent.api.documents.kernel import KernelDocument as Kernel
+from agent.api.documents.pods import ContainerDocument, PodDocument
 from agent.cli.errors import ExitCode
 from agent.cli.main import run_command
 from agent.reconcile.tasks import ExclusiveTerritory

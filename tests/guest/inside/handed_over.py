@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.api.documents import KernelDocument, PodDocument
+from agent.api.documents.kernel import KernelDocument
 from agent.api.views import pod_document
 from agent.cli.errors import CommandError
 from agent.cli.start_arguments import Tool, start_arguments
@@ -23,6 +24,9 @@ from agent.managers.allocation import ContainerAllocation, PodAllocation
 from agent.managers.delivery import Delivery, DeviceNode, Mount
 from agent.pods.model import ContainerKind, QosClass
 from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from agent.api.documents.pods import PodDocument
 
 
 def main(directory: str, cgroup: str) -> int:

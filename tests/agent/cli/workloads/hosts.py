@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from agent.api.documents import PodDocument
+    from agent.api.documents.pods import PodDocument
     from sysfs.mask import Mask
     from tests.agent.server.support import Running, World
 

@@ -9,15 +9,11 @@ from base64 import b64encode
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from agent.api.documents import (
-    HistoryDocument,
-    HistoryEntry,
-    PodListDocument,
-    RequesterDocument,
-    StatusDocument,
-    encode,
-)
-from agent.api.map_documents import MapDocument
+from agent.api.documents.document import encode
+from agent.api.documents.history import HistoryDocument, HistoryEntry, RequesterDocument
+from agent.api.documents.map import MapDocument
+from agent.api.documents.pods import PodListDocument
+from agent.api.documents.status import StatusDocument
 from agent.managers.admission import admit
 from agent.managers.machine import Machine
 from agent.tools.dashboard.saved import saved_answers, saved_page

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agent.api.map_documents import MapDocument
+from agent.api.documents.map import MapDocument
 from agent.managers.admission import admit
 from agent.managers.machine import Machine
 from agent.tools.dashboard import server

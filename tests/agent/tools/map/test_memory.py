@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.api.documents.map import MapMemoryDocument, MapNodeDocument
 from agent.api.map import map_of_host
-from agent.api.map_documents import MapMemoryDocument, MapNodeDocument
 from agent.tools.map.distances import distance_lines
 from agent.tools.map.memory import BAR, memory_lines, memory_text, nearest_text, segments
 from agent.tools.map.spans import plain

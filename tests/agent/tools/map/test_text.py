@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from agent.api.map import map_of_allocations, map_of_host
-from agent.api.map_documents import (
+from agent.api.documents.map import (
     CpuUse,
     MapCpuDocument,
     MapDocument,
     MapOwnerDocument,
     MapPodDocument,
 )
+from agent.api.map import map_of_allocations, map_of_host
 from agent.managers.device.kubelet import KubeletListing
 from agent.pods.model import GivenDevice
 from agent.tools.map.owners import owner_lines

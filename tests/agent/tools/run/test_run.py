@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.api.documents import DeliveryDocument
+from agent.api.documents.pods import DeliveryDocument
 from agent.managers.delivery import DeviceNode, Mount
 from agent.tools.run import OptionError, node_of_interface, not_given, pod_of_unit
 

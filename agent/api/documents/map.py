@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from agent.api.documents import Document, PolicyDocument
+from agent.api.documents.document import Document
+from agent.api.documents.status import PolicyDocument  # noqa: TC001  # msgspec reads annotations
 
 
 class CpuUse(StrEnum):

@@ -1,0 +1,1 @@
+"""The documents of the admission API, one module for each family."""
