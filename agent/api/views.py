@@ -48,8 +48,9 @@ if TYPE_CHECKING:
     from agent.api.documents.admissions import AdmissionDocument
     from agent.managers.allocation import ContainerAllocation, MemoryBlock, PodAllocation
     from agent.managers.cordons import Cordons
-    from agent.managers.decision import Decision, Eligibility, Rejection, Trace
+    from agent.managers.decision import Decision, Rejection, Trace
     from agent.managers.delivery import Delivery
+    from agent.managers.demand import Eligibility
     from agent.managers.device.kubelet import KubeletListing
     from agent.managers.policy import Policy
     from agent.managers.quality import Intrusion, Judgement

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from agent.managers import node_fit
 from agent.managers.decision import (
     Decision,
-    Eligibility,
     HintTrace,
     Reason,
     Rejected,
@@ -26,7 +25,7 @@ from agent.managers.decision import (
     Unanswered,
     reject_if,
 )
-from agent.managers.demand import make_allocation, node_requests
+from agent.managers.demand import make_allocation
 from agent.managers.metrics import (
     ALIGNED_COUNT,
     ALIGNED_FAILURE_COUNT,
@@ -56,22 +55,6 @@ if TYPE_CHECKING:
     from agent.managers.topology.hint import Hint, SearchBudget, Tiebreak
     from agent.managers.topology.many_nodes import ProviderHints
     from agent.pods.model import Pod
-
-
-class Undecided(Struct, frozen=True):
-    """A pod that was rejected before any manager was asked: its demand is worked out when read."""
-
-    rules: EffectivePolicy
-    pod: Pod
-
-    def eligibility(self) -> tuple[Eligibility, ...]:
-        """Return which containers might have had exclusive resources, and why."""
-        return self.rules.demand(self.pod).eligibility()
-
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """Return a warning for each field that the feature gates leave out."""
-        return self.rules.demand(self.pod).dropped
 
 
 class SuspendedDecision(Struct, frozen=True):
@@ -113,35 +96,25 @@ def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     eligibility, hints, merge, allocation. Where device plugins have a preference the decision is
     suspended until they have answered (`SuspendedDecision.resume`).
     """
+    demand = rules.demand(pod)
     existing = ledger.allocations.get(pod.uid)
-    if existing is None:
-        return _decide(rules, ledger, pod)
-    readmitted = readmit(rules, ledger, existing, pod)
-    if readmitted is not None:
-        return replace(readmitted, pod=pod)
-    return _decide_running(rules, ledger, pod)
-
-
-def _decide_running(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
-    """Decide on a pod that runs already, in place of an allocation of which nothing is kept."""
-    requests = node_requests(rules.policy, pod)
-    draft = rules.draft(remove(rules, ledger, pod.uid), rules.demand(pod, requests))
-    return _allocated(rules, draft, ledger)
-
-
-def _decide(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
+    if existing is not None:
+        readmitted = readmit(rules, ledger, existing, demand)
+        if readmitted is not None:
+            return replace(readmitted, pod=pod)
+        # A pod that runs already, in place of an allocation of which nothing is kept.
+        return _allocated(rules, rules.draft(remove(rules, ledger, pod.uid), demand), ledger)
     if pod.os not in ("", LINUX):
         # Before anything else, as in the kubelet (lifecycle/predicate.go).
         message = f"the pod is for {pod.os} (spec.os.name), and this host runs Linux"
         remedy = "run it on another host; where it is meant for Linux, leave out spec.os"
         cause = Rejection(Reason.OTHER_SYSTEM, message, remedy=remedy)
         return Decision(pod.uid, ledger, cause=cause, pod=pod)
-    requests = node_requests(rules.policy, pod)
-    unfit = node_fit.rejection(rules, ledger, requests)
+    unfit = node_fit.rejection(rules, ledger, demand.requests)
     if unfit is not None:
-        closed, demand = beside_closed(rules, unfit), Undecided(rules, pod)
+        closed = beside_closed(rules, unfit)
         return Decision(pod.uid, ledger, cause=closed, demand=demand, pod=pod)
-    return _allocated(rules, rules.draft(ledger, rules.demand(pod, requests)), ledger)
+    return _allocated(rules, rules.draft(ledger, demand), ledger)
 
 
 def _allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision:
@@ -164,7 +137,7 @@ def _allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision
             counters=MappingProxyType(draft.counters),
             pod=pod,
         )
-    allocation = make_allocation(rules.policy, demand, draft.parts, draft.hints)
+    allocation = make_allocation(demand, draft.parts, draft.hints)
     parts = {each.name: each.settled(draft, allocation) for each in rules.managers}
     ledger = draft.ledger.with_allocation(allocation, parts)
     # A pod that runs already, in place of a former allocation, is judged and not rejected.
@@ -187,7 +160,7 @@ def _lacking(
     rules: EffectivePolicy, draft: Draft, ledger: Ledger, allocation: PodAllocation
 ) -> Rejection | None:
     """Return why a pod may not have what was allocated to it, None if it may."""
-    lacking = unmet(rules, draft.demand.pod, allocation)
+    lacking = unmet(rules, draft.demand, allocation)
     if lacking is None and allocation.idle:  # which no container requested
         lacking = node_fit.rejection(rules, draft.ledger, allocation.node_requests)
     if lacking is not None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.managers.allocation import PodAllocation
+    from agent.managers.demand import Eligibility, PodDemand
     from agent.managers.ledger import Ledger
     from agent.managers.metrics import CounterKey
     from agent.managers.topology.many_nodes import ProviderHints
@@ -45,7 +46,7 @@ class Decision(Struct, frozen=True, dict=True):
     #: The trace of each alignment, in the order in which they were made.
     hints: tuple[Trace, ...] = ()
     #: None where the decision rests on no demand, as for a pod of another operating system.
-    demand: Demand | None = None
+    demand: PodDemand | None = None
     #: What this admission adds to the kubelet's metrics.
     counters: Mapping[CounterKey, int] = MappingProxyType({})
     #: The pod was in the ledger before, and keeps what it has.
@@ -114,30 +115,6 @@ class HintTrace(Struct, frozen=True):
     providers: Offers
     merged: Hint = NO_AFFINITY
     admitted: bool = True
-
-
-class Eligibility(Struct, frozen=True):
-    """Which managers may give one container resources of its own."""
-
-    container: str
-    #: The demand for exclusive resources, by manager and in the manager's own type; managers that
-    #: give the container none are left out.
-    exclusive: Mapping[str, Any]
-    #: By manager, every one: why it may or may not.
-    why: Mapping[str, str]
-
-
-class Demand(Protocol):
-    """What the pod demands of the managers: a `PodDemand`, or an `admission.Undecided`."""
-
-    def eligibility(self) -> tuple[Eligibility, ...]:
-        """Return which containers may have exclusive resources, and why."""
-        ...
-
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """Return a warning for each field of the pod that the feature gates leave out."""
-        ...
 
 
 class Question(Struct, frozen=True):

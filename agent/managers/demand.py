@@ -8,6 +8,7 @@ Quota Management").
 
 from __future__ import annotations
 
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -20,7 +21,6 @@ from agent.managers.allocation import (
     Isolation,
     PodAllocation,
 )
-from agent.managers.decision import Eligibility
 from agent.managers.topology.hint import NO_AFFINITY, Hint
 from agent.pods.model import (
     CPU,
@@ -28,15 +28,18 @@ from agent.pods.model import (
     MEMORY,
     ContainerKind,
     QosClass,
+    Quality,
     isolation_of,
+    near_nodes,
+    required,
     spec_digest,
 )
 from agent.pods.quantity import ZERO
 from agent.pods.requests import (
+    cgroup_limits,
     has_pod_level_resources,
     is_container_guaranteed,
     is_memory_type,
-    pod_limits,
     pod_requests,
     qos_class,
     with_pod_level_limits,
@@ -44,7 +47,7 @@ from agent.pods.requests import (
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from agent.managers.policy import Policy
     from agent.pods.model import Container, Pod
@@ -176,24 +179,107 @@ class ContainerDemand(Struct, frozen=True):
         return memory
 
 
-class PodDemand(Struct, frozen=True):
-    """The demand of one pod, by the name of the resource manager.
+class Eligibility(Struct, frozen=True):
+    """Which managers may give one container resources of its own."""
 
-    `pod_level`: its pod-level resources are managed (KEP-5526). `requests` counts against the
-    node's allocatable: effective requests by resource, with overhead, `cpu` in millicores and all
-    others in whole units. `containers` are in the order of admission: init containers first.
+    container: str
+    #: The demand for exclusive resources, by manager and in the manager's own type; managers that
+    #: give the container none are left out.
+    exclusive: Mapping[str, Any]
+    #: By manager, every one: why it may or may not.
+    why: Mapping[str, str]
+
+
+class PodDemand(Struct, frozen=True, dict=True):
+    """The demand of one pod under a policy: all that a decision asks about the pod.
+
+    Each answer is worked out once, when it is first read: a pod for which the node has no room, or
+    which is admitted already, needs few of them.
     """
 
+    policy: Policy
+    #: The managers that `parts` are of.
+    managers: Sequence[Demanding]
     pod: Pod
-    #: The same with what the policy's version defaults, by which the pod is decided.
-    defaulted: Pod
-    qos: QosClass
-    pod_level: bool
-    parts: Mapping[str, ResourceDemand]
-    containers: tuple[ContainerDemand, ...]
-    requests: Mapping[str, int]
-    #: Warnings of fields of the pod that the policy's feature gates leave out.
-    dropped: tuple[str, ...] = ()
+
+    @cached_property
+    def request(self) -> PodRequest:
+        """The pod as each resource manager is asked, with what the policy's version defaults."""
+        managed, gates = self.policy.pod_level_managers, self.policy.gates
+        has_budget = gates.pod_level_resources and has_pod_level_resources(self.pod)
+        # Not by the manifest's reader: the digest of a specification is the same under every
+        # version.
+        by_version = has_budget and gates.pod_level_resources_fix_defaulting
+        defaulted = with_pod_level_limits(self.pod) if by_version else self.pod
+        return PodRequest(
+            policy=self.policy,
+            pod=defaulted,
+            qos=qos_class(defaulted, pod_level_resources=gates.pod_level_resources),
+            pod_level=has_budget and managed,
+            unmanaged=has_budget and not managed,
+            containers=self.pod.all_containers(),
+        )
+
+    @property
+    def pod_level(self) -> bool:
+        """Whether the pod's pod-level resources are managed (KEP-5526)."""
+        return self.request.pod_level
+
+    @cached_property
+    def parts(self) -> Mapping[str, ResourceDemand]:
+        """What the pod demands of each resource manager, by name."""
+        return {manager.name: manager.demand(self.request) for manager in self.managers}
+
+    @cached_property
+    def containers(self) -> tuple[ContainerDemand, ...]:
+        """The demands of the containers in the order of admission: init containers first."""
+        parts, containers = self.parts, self.request.containers
+        return tuple(
+            [ContainerDemand(container, parts, place) for place, container in enumerate(containers)]
+        )
+
+    @cached_property
+    def requests(self) -> Mapping[str, int]:
+        """What counts against the node's allocatable, by resource, at most 2^63-1 each.
+
+        Effective requests with overhead, `cpu` in millicores and all others in whole units.
+        """
+        of_pod = self.policy.gates.pod_level_resources
+        return {
+            name: amount.milli_value if name == CPU else amount.value
+            for name, amount in pod_requests(self.pod, pod_level_resources=of_pod).items()
+        }
+
+    @cached_property
+    def isolation(self) -> Mapping[str, str]:
+        """What the pod asks of the isolation of its exclusive CPUs and its memory, by item."""
+        return isolation_of(self.pod.annotations)
+
+    @cached_property
+    def memory_classes(self) -> str:
+        """The classes of memory that the pod may use, "" for any."""
+        return self.policy.memory.classes_for(self.isolation)
+
+    @cached_property
+    def required(self) -> frozenset[Quality]:
+        """The qualities without which the pod is to be rejected."""
+        return required(self.pod.annotations)
+
+    @cached_property
+    def near_nodes(self) -> Mask:
+        """The NUMA nodes of which the pod has to be on one, empty for any."""
+        return near_nodes(self.pod.annotations)
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """A warning for each field that counts for nothing, as the API server drops it."""
+        if self.pod.resources is None:
+            return ()
+        if not has_pod_level_resources(self.pod):
+            return ("spec.resources: it states no amount, so it is as if it were left out",)
+        if self.policy.gates.pod_level_resources:
+            return ()
+        return ("spec.resources: the feature gate PodLevelResources is off, so it is left out",)
 
     @property
     def cpus(self) -> int:
@@ -236,69 +322,6 @@ class PodDemand(Struct, frozen=True):
         return (c for c in self.containers if c.kind is ContainerKind.APP)
 
 
-def demand_of(
-    policy: Policy,
-    managers: Iterable[Demanding],
-    pod: Pod,
-    requests: Mapping[str, int] | None = None,
-) -> PodDemand:
-    """Return the demand of a pod under a policy; no total is above 2^63-1.
-
-    `requests` are the pod's `node_requests` where they are known already.
-    """
-    managed, gates = policy.pod_level_managers, policy.gates
-    has_budget = gates.pod_level_resources and has_pod_level_resources(pod)
-    # Not by the manifest's reader: the digest of a specification is the same under every version.
-    by_version = has_budget and gates.pod_level_resources_fix_defaulting
-    defaulted = with_pod_level_limits(pod) if by_version else pod
-    containers = pod.all_containers()
-    request = PodRequest(
-        policy=policy,
-        pod=defaulted,
-        qos=qos_class(defaulted, pod_level_resources=gates.pod_level_resources),
-        pod_level=has_budget and managed,
-        unmanaged=has_budget and not managed,
-        containers=containers,
-    )
-    parts = {manager.name: manager.demand(request) for manager in managers}
-    return PodDemand(
-        pod=pod,
-        defaulted=defaulted,
-        qos=request.qos,
-        pod_level=request.pod_level,
-        parts=parts,
-        containers=tuple(
-            [ContainerDemand(container, parts, place) for place, container in enumerate(containers)]
-        ),
-        requests=node_requests(policy, pod) if requests is None else requests,
-        dropped=_dropped(policy, pod),
-    )
-
-
-def _dropped(policy: Policy, pod: Pod) -> tuple[str, ...]:
-    """Return a warning for each field that counts for nothing, as the API server drops it."""
-    if pod.resources is None:
-        return ()
-    if not has_pod_level_resources(pod):
-        return ("spec.resources: it states no amount, so it is as if it were left out",)
-    if policy.gates.pod_level_resources:
-        return ()
-    return ("spec.resources: the feature gate PodLevelResources is off, so it is left out",)
-
-
-def node_requests(policy: Policy, pod: Pod) -> dict[str, int]:
-    """Return the effective requests as in `PodDemand.requests`, at most 2^63-1 each."""
-    requests = pod_requests(pod, pod_level_resources=policy.gates.pod_level_resources)
-    return {
-        name: amount.milli_value if name == CPU else amount.value
-        for name, amount in requests.items()
-    }
-
-
-#: Without a pod-level limit, the pod has a limit of these only if every container has.
-_SUMMED: Final = (CPU, MEMORY)
-
-
 class PodPart(Struct):
     """What one resource manager has allocated to a pod, in the manager's own types.
 
@@ -316,7 +339,6 @@ _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def make_allocation(
-    policy: Policy,
     demand: PodDemand,
     parts: Mapping[str, PodPart],
     hints: Mapping[str, Hint] = _NO_HINTS,
@@ -325,22 +347,22 @@ def make_allocation(
 
     `hints` are the alignments of the containers, by name.
     """
-    pod, gates = demand.pod, policy.gates
-    classes = policy.memory.classes_for(isolation_of(pod.annotations))
+    pod, request, policy = demand.pod, demand.request, demand.policy
+    classes, of_pod_resources = demand.memory_classes, policy.gates.pod_level_resources
     nodes = policy.memory.nodes_of(classes) if classes else EMPTY
     containers = tuple(
         [
-            _container(policy, demand, each, parts, hints.get(each.name, NO_AFFINITY), nodes)
+            _container(demand, each, parts, hints.get(each.name, NO_AFFINITY), nodes)
             for each in demand.containers
         ]
     )
     of_pod = {name: part.pod for name, part in parts.items() if part.pod is not None}
-    limits = _pod_limits(demand.defaulted, pod_level=gates.pod_level_resources)
+    limits = cgroup_limits(request.pod, pod_level_resources=of_pod_resources)
     return PodAllocation(
         uid=pod.uid,
         name=pod.name,
         namespace=pod.namespace,
-        qos=demand.qos,
+        qos=request.qos,
         spec_digest=spec_digest(pod),
         containers=containers,
         cpus=of_pod.pop(CPU, None),
@@ -349,7 +371,7 @@ def make_allocation(
             request_millis=demand.requests.get(CPU),
             limit_millis=limits[CPU].milli_value if CPU in limits else None,
         ),
-        quota_disabled=_pod_quota_disabled(policy, demand, containers),
+        quota_disabled=_pod_quota_disabled(demand, containers),
         requests=MappingProxyType(dict(demand.requests)),
         limits=MappingProxyType({**_memory_limits(limits), **_hugepages(demand.requests)}),
         others=MappingProxyType(of_pod) if of_pod else _NONE,
@@ -358,7 +380,6 @@ def make_allocation(
 
 
 def _container(
-    policy: Policy,
     demand: PodDemand,
     container: ContainerDemand,
     parts: Mapping[str, PodPart],
@@ -371,7 +392,7 @@ def _container(
     isolation = _isolation(demand, container, cpus)
     devices = dict(own.pop(DEVICES, {}))
     resources = container.container.resources
-    lifted = policy.gates.disable_cpu_quota_with_exclusive_cpus
+    lifted = demand.policy.gates.disable_cpu_quota_with_exclusive_cpus
     return ContainerAllocation(
         name=name,
         kind=container.kind,
@@ -379,7 +400,7 @@ def _container(
         cpus=cpus,
         memory=own.pop(MEMORY, ()),
         devices=MappingProxyType(devices),
-        device_nodes=_device_nodes(policy, devices) if devices else _NONE,
+        device_nodes=_device_nodes(demand.policy, devices) if devices else _NONE,
         hint=hint,
         cpu=_cpu_limits(resources.requests, resources.limits),
         quota_disabled=isolation is Isolation.CONTAINER and lifted,
@@ -415,32 +436,14 @@ def _isolation(demand: PodDemand, container: ContainerDemand, cpus: Mask | None)
     return Isolation.CONTAINER
 
 
-def _pod_quota_disabled(
-    policy: Policy, demand: PodDemand, containers: tuple[ContainerAllocation, ...]
-) -> bool:
+def _pod_quota_disabled(demand: PodDemand, containers: tuple[ContainerAllocation, ...]) -> bool:
     """Return whether the kubelet removes the pod's CPU quota.
 
     It does so if any container has exclusive CPUs; with pod-level resources only if all have.
     """
     exclusive = [allocation.isolation is Isolation.CONTAINER for allocation in containers]
     lifted = all(exclusive) if demand.pod_level else any(exclusive)
-    return lifted and policy.gates.disable_cpu_quota_with_exclusive_cpus
-
-
-def _pod_limits(pod: Pod, *, pod_level: bool) -> dict[str, Quantity]:
-    """Return the limits of the pod's own cgroup (kubelet, ResourceConfigForPod).
-
-    For cpu and memory: the pod-level limit, else the sum over its containers. If any container has
-    no limit, the pod has none.
-    """
-    limits = pod_limits(pod, pod_level_resources=pod_level)
-    stated = pod.resources.limits if pod_level and pod.resources is not None else {}
-    for name in _SUMMED:
-        if not stated.get(name, ZERO) and not all(
-            container.resources.limits.get(name, ZERO) for container in pod.all_containers()
-        ):
-            limits.pop(name, None)
-    return limits
+    return lifted and demand.policy.gates.disable_cpu_quota_with_exclusive_cpus
 
 
 def _hugepages(requests: Mapping[str, int]) -> dict[str, int]:

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from agent.managers.admission import remove
 from agent.managers.allocation import Origin
-from agent.managers.demand import node_requests
 from agent.managers.rules import with_cordon
 from agent.managers.trials import decided
 from agent.pods.changes import quantity_of
@@ -189,7 +188,7 @@ def _overhead(
     rules: EffectivePolicy, allocation: PodAllocation, pod: Pod
 ) -> Mapping[str, Quantity]:
     """Return what the pod requests beyond its containers."""
-    own = node_requests(rules.policy, pod)
+    own = rules.demand(pod).requests
     beyond = {name: size - own.get(name, 0) for name, size in allocation.requests.items()}
     return MappingProxyType(
         {name: quantity_of(name, amount) for name, amount in beyond.items() if amount > 0}

@@ -22,17 +22,17 @@ from agent.managers.decision import Reason, Rejection
 from agent.managers.device.kubelet import given_devices
 from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.violations import ADMIT_AGAIN, Rule, Violation
-from agent.pods.model import Quality, near_nodes, required
+from agent.pods.model import Quality
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.demand import PodDemand
     from agent.managers.host import HostPolicy
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
-    from agent.pods.model import Pod
 
 
 def invalid_allocations(
@@ -158,12 +158,10 @@ def _broken(
     return (*broken, *(each for each in judged if (each.container, each.quality) not in over))
 
 
-def unmet(rules: HostPolicy, pod: Pod, allocation: PodAllocation) -> Rejection | None:
+def unmet(rules: HostPolicy, demand: PodDemand, allocation: PodAllocation) -> Rejection | None:
     """Return why an allocation lacks what its pod requires, None if it lacks nothing."""
-    if not pod.annotations:
-        return None
-    asked = required(pod.annotations)
-    if nodes := near_nodes(pod.annotations):
+    asked = demand.required
+    if nodes := demand.near_nodes:
         far = _far_from(rules, nodes, allocation)
         if far:
             message = f"the pod would not be near {nodes_text(nodes)} as it requires: {far}"

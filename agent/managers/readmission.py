@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.managers.demand import ContainerDemand, PodDemand
+    from agent.managers.host import HostPolicy
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
@@ -51,7 +52,7 @@ class NotMatchedError(Exception):
 
 
 def readmit(
-    rules: EffectivePolicy, ledger: Ledger, existing: PodAllocation, pod: Pod
+    rules: EffectivePolicy, ledger: Ledger, existing: PodAllocation, demand: PodDemand
 ) -> Decision | None:
     """Return the decision on a pod that has an allocation, None if there is nothing to keep of it.
 
@@ -59,19 +60,20 @@ def readmit(
     not show an allocation, and the pod has to be decided on like any other. A specification that
     does not fit is a conflict and changes nothing.
     """
+    pod = demand.pod
     if existing.origin is Origin.DECIDED:
         return _with_decided(ledger, existing, pod)
     try:
         if existing.origin is Origin.IMPORTED:
-            matched: PodAllocation | None = match_imported(rules, existing, pod)
+            matched: PodAllocation | None = match_imported(rules, existing, demand)
         else:
-            matched = match_recovered(rules, existing, pod)
+            matched = match_recovered(existing, demand)
     except NotMatchedError as error:
         return Decision(pod.uid, ledger, cause=_not_matched(existing.origin, pod, error))
     if matched is None:
         return None
     matched = with_given_devices(matched, pod.given_devices)
-    matched = with_idle_siblings(rules, ledger, matched, pod)
+    matched = with_idle_siblings(rules, ledger, matched, demand)
     if existing.origin is Origin.IMPORTED and not matched.idle:
         completed = ledger.with_allocation(matched)
     else:  # Cgroups show nodes, but not always amounts: only the specification has both.
@@ -107,18 +109,17 @@ def _not_matched(origin: Origin, pod: Pod, error: NotMatchedError) -> Rejection:
     )
 
 
-def match_imported(rules: EffectivePolicy, imported: PodAllocation, pod: Pod) -> PodAllocation:
+def match_imported(rules: HostPolicy, imported: PodAllocation, demand: PodDemand) -> PodAllocation:
     """Return an imported allocation completed by a specification that requests the same.
 
     Raises `NotMatchedError` when the specification requests anything else.
     """
-    demand = rules.demand(pod)
     differences = tuple(_differences(rules, imported, demand))
     if differences:
         raise NotMatchedError(differences)
     hints = {container.name: container.hint for container in imported.containers}
-    parts = {manager.name: _part(manager.name, imported) for manager in rules.managers}
-    return make_allocation(rules.policy, demand, parts, hints)
+    parts = {name: _part(name, imported) for name in demand.parts}
+    return make_allocation(demand, parts, hints)
 
 
 def _part(manager: str, allocation: PodAllocation) -> PodPart:
@@ -128,9 +129,7 @@ def _part(manager: str, allocation: PodAllocation) -> PodPart:
     return PodPart(containers, allocation.part(manager))
 
 
-def _differences(
-    rules: EffectivePolicy, imported: PodAllocation, demand: PodDemand
-) -> Iterator[str]:
+def _differences(rules: HostPolicy, imported: PodAllocation, demand: PodDemand) -> Iterator[str]:
     names = {container.name for container in demand.containers}
     for allocation in imported.containers:
         if allocation.name not in names:
@@ -212,18 +211,15 @@ def _shown_blocks(blocks: Iterable[MemoryBlock]) -> str:
     return _shown(_sizes(blocks))
 
 
-def match_recovered(
-    rules: EffectivePolicy, recovered: PodAllocation, pod: Pod
-) -> PodAllocation | None:
+def match_recovered(recovered: PodAllocation, demand: PodDemand) -> PodAllocation | None:
     """Return a recovered allocation completed by a specification that requests the same.
 
     None when the specification requests nothing exclusive: the cgroups did not show an allocation,
     and the pod has to be admitted like any other. Raises `NotMatchedError` when the specification
     requests anything else.
     """
-    demand = rules.demand(pod)
     wanting = [container for container in demand.containers if container.may_have(CPU)]
-    of_pod = demand.pod_level and rules.policy.topology.is_pod_scope
+    of_pod = demand.request.from_budget
     budget = of_pod and demand.active(CPU)
     if not wanting and not budget:
         recovered = _without_cpus(recovered)
@@ -235,7 +231,7 @@ def match_recovered(
     cpus = _cpus(recovered, demand, wanting, found, budget=budget)
     memory = _divided(recovered, demand) if of_pod else PodPart(_memory(recovered, demand, found))
     parts = {CPU: PodPart(cpus, recovered.cpus if budget else None), MEMORY: memory}
-    return make_allocation(rules.policy, demand, parts)
+    return make_allocation(demand, parts)
 
 
 def _require_shown(recovered: PodAllocation, demand: PodDemand, *, budget: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from agent.managers.demand import demand_of
+from agent.managers.demand import PodDemand
 from agent.managers.host import Allocatable, HostPolicy, machine_capacity, pod_limit
 from agent.managers.ledger import Ledger
 from agent.managers.resource_manager import Draft
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.managers.allocation import PodAllocation
-    from agent.managers.demand import PodDemand
     from agent.managers.policy import Cordon
     from agent.managers.resource_manager import ResourceManager
     from agent.pods.model import Pod
@@ -64,12 +63,9 @@ class EffectivePolicy(HostPolicy, frozen=True, dict=True):
         """Return the ledger of a host on which nothing was admitted."""
         return Ledger({manager.name: manager.empty(self) for manager in self.managers})
 
-    def demand(self, pod: Pod, requests: Mapping[str, int] | None = None) -> PodDemand:
-        """Return what a pod demands of the managers, and what each of them may allocate to it.
-
-        `requests` are the pod's `node_requests` where they are known already.
-        """
-        return demand_of(self.policy, self.managers, pod, requests)
+    def demand(self, pod: Pod) -> PodDemand:
+        """Return what a pod demands of the managers, and what each of them may allocate to it."""
+        return PodDemand(self.policy, self.managers, pod)
 
     def draft(self, ledger: Ledger, demand: PodDemand) -> Draft:
         """Return the draft of a pod without any allocation yet."""

@@ -161,6 +161,23 @@ def pod_limits(
     return _sum((amounts, {name: pod.overhead[name] for name in limited if name in pod.overhead}))
 
 
+def cgroup_limits(pod: Pod, *, pod_level_resources: bool) -> dict[str, Quantity]:
+    """Return the limits of the pod's own cgroup (kubelet, ResourceConfigForPod).
+
+    For cpu and memory: the pod-level limit, else the sum over its containers. If any container has
+    no limit, the pod has none.
+    """
+    limits = pod_limits(pod, pod_level_resources=pod_level_resources)
+    own = pod.resources if pod_level_resources else None
+    stated = {} if own is None else own.limits
+    for name in _COMPUTE:
+        if not stated.get(name, ZERO) and not all(
+            container.resources.limits.get(name, ZERO) for container in pod.all_containers()
+        ):
+            limits.pop(name, None)
+    return limits
+
+
 def aggregate(pod: Pod, amounts: Sequence[Mapping[str, _Amount]]) -> dict[str, _Amount]:
     """Return the most that the containers of a pod have at one time, by resource (KEP-753).
 

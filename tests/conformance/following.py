@@ -41,7 +41,7 @@ def followed(
             return None
         parts = _parts_of(answer["pod"])
         hints = {name: _hint(one["hint"]) for name, one in answer["pod"]["containers"].items()}
-        allocation = make_allocation(rules.policy, rules.demand(pod), parts, hints)
+        allocation = make_allocation(rules.demand(pod), parts, hints)
         after = charged(rules, ledger, allocation)
     elif pod is not None and pod.uid in ledger.allocations:
         after = released(rules, ledger, pod.uid)  # a running pod that is rejected after a restart

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.managers.cpu.pod_level import empty_pool_problem
-from agent.managers.demand import demand_of
+from agent.managers.demand import PodDemand
 from agent.managers.memory.pod_level import empty_memory_pool
 from agent.managers.policy import Policy
 from agent.managers.registry import MANAGERS
@@ -85,7 +85,7 @@ def _pool_differences(expected: Mapping[str, Any], pod: Pod, policy: Policy) -> 
     The recording asked of every pod. Pods that never come that far, because the API server rejects
     them or no budget is divided, are left out.
     """
-    demand = demand_of(policy, MANAGERS, pod)
+    demand = PodDemand(policy, MANAGERS, pod)
     if find_problems(pod) or not demand.cpus:
         return []
     found = {

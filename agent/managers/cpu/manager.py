@@ -38,7 +38,7 @@ from agent.managers.policy import CpuManagerPolicy, IsolationMode
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.sharing import unused_budget
 from agent.managers.violations import ADMIT_AGAIN, Rule, Violation
-from agent.pods.model import CPU, IDLE_SIBLINGS, SMT, isolation_of
+from agent.pods.model import CPU, IDLE_SIBLINGS, SMT
 from agent.pods.quantity import MAX_INT64, ZERO
 from agent.pods.requests import exclusive_cpu_requests, pod_exclusive_cpu_requests
 from sysfs.mask import EMPTY, Mask
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from agent.managers.resource_manager import Draft
     from agent.managers.topology.hint import Hint
     from agent.managers.topology.many_nodes import ProviderHints
-    from agent.pods.model import Pod
 
 
 SHARED_POOL_MILLICORES: Final = gauge(
@@ -134,22 +133,22 @@ def cpus_of(draft: Draft) -> CpuDraft:
     return part
 
 
-def keeps_siblings_idle(rules: HostPolicy, pod: Pod) -> bool:
+def keeps_siblings_idle(rules: HostPolicy, demand: PodDemand) -> bool:
     """Return whether a pod's exclusive CPUs are whole cores with one thread in use."""
     mode = rules.policy.cpu.idle_siblings
     if mode is IsolationMode.ASKED:
-        return isolation_of(pod.annotations).get(SMT) == IDLE_SIBLINGS
+        return demand.isolation.get(SMT) == IDLE_SIBLINGS
     return mode is IsolationMode.ALWAYS
 
 
 def with_idle_siblings(
-    rules: HostPolicy, ledger: Ledger, allocation: PodAllocation, pod: Pod
+    rules: HostPolicy, ledger: Ledger, allocation: PodAllocation, demand: PodDemand
 ) -> PodAllocation:
     """Return an allocation that was not decided here with the free siblings that are to stay idle.
 
     Others have the rest, which `cpu_violations` names.
     """
-    if not keeps_siblings_idle(rules, pod):
+    if not keeps_siblings_idle(rules, demand):
         return allocation
     siblings = rules.machine.cpus.cores_of(allocation.exclusive_cpus)
     return replace(allocation, idle=siblings & (rules.open_cpus - exclusive_cpus(ledger)))
@@ -407,7 +406,7 @@ class CpuManager(ResourceManager):
 
     def start(self, rules: HostPolicy, part: Taken[Mask], demand: PodDemand) -> CpuDraft:
         topology, free = rules.machine.cpus, rules.open_cpus - part.ids
-        if not keeps_siblings_idle(rules, demand.pod):
+        if not keeps_siblings_idle(rules, demand):
             return CpuDraft(topology=topology, free=free)
         first = topology.first_threads
         return CpuDraft(topology=first, free=topology.whole_cores_in(free) & first.all, whole=True)

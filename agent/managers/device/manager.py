@@ -24,10 +24,8 @@ from agent.managers.resource_manager import ResourceManager
 from agent.managers.topology.hint import SearchBudget, SubsetIndex, choices, is_listed, subset_sums
 from agent.managers.topology.many_nodes import Cover, CoverDemand, HintFamily, smallest
 from agent.managers.violations import Rule, Violation
-from agent.pods.model import near_nodes
 from agent.pods.quantity import MAX_INT64
 from agent.pods.requests import aggregate
-from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -456,8 +454,7 @@ def _near(draft: Draft) -> dict[str, Hints | None]:
 
     No pod allocates that device: it may be a network interface that all pods use.
     """
-    annotations = draft.demand.pod.annotations
-    nodes = near_nodes(annotations) & draft.rules.machine.node_mask if annotations else EMPTY
+    nodes = draft.demand.near_nodes & draft.rules.machine.node_mask
     if not nodes:
         return {}
     place = (PluginDevice(NEAR, nodes),)

@@ -49,11 +49,11 @@ from agent.managers.metrics import (
     assignment_samples,
     gauge,
 )
-from agent.managers.policy import IsolationMode, MemoryManagerPolicy
+from agent.managers.policy import MemoryManagerPolicy
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.sharing import unused_budget
 from agent.managers.violations import ADMIT_AGAIN, Rule, Violation
-from agent.pods.model import CPU, MEMORY, isolation_of
+from agent.pods.model import CPU, MEMORY
 from agent.pods.quantity import MAX_INT64, Quantity
 from agent.pods.requests import is_memory_type, memory_requests, pod_memory_requests
 from sysfs.mask import EMPTY, Mask
@@ -325,11 +325,9 @@ class MemoryManager(ResourceManager):
     def start(
         self, rules: HostPolicy, part: Mapping[int, NodeMemory], demand: PodDemand
     ) -> MemoryDraft:
-        policy, facts, classes = rules.policy.memory, rules.memory, ""
-        if policy.usual_classes != IsolationMode.NEVER:  # nearly every host: nothing is asked
-            classes = policy.classes_for(isolation_of(demand.pod.annotations))
+        facts, classes = rules.memory, demand.memory_classes
         if classes:
-            facts = facts.only(policy.nodes_of(classes))
+            facts = facts.only(rules.policy.memory.nodes_of(classes))
         return MemoryDraft(charge=part, facts=facts, classes=classes)
 
     def lacks(self, draft: Draft, container: ContainerDemand | None) -> Rejection | None:

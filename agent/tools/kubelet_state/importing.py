@@ -181,7 +181,7 @@ def _completed(
             continue
         who = f"pod {full_name(pod)} ({uid}): by its manifest"
         try:
-            matched = match_imported(rules, allocation, pod)
+            matched = match_imported(rules, allocation, rules.demand(pod))
         except NotMatchedError as error:
             reasons.append(f"{who} {error}")
         else:

@@ -13,7 +13,6 @@ from agent.api.pod_resources import Listing, allocatable_message
 from agent.config.agent import POD_RESOURCES
 from agent.managers.admission import admit, remove
 from agent.managers.allocation import Origin
-from agent.managers.demand import demand_of
 from agent.managers.device.kubelet import NOT_LISTED, GivenDeviceManager, KubeletListing
 from agent.managers.policy import IsolationMode, PluginDevice
 from agent.managers.versions import KubernetesVersion
@@ -263,7 +262,7 @@ def test_after_any_changes_the_list_is_what_the_pods_asked_for_and_got(
 
 def expected_pod(rules: EffectivePolicy, asked: Pod, allocation: PodAllocation) -> Message:
     """Return what is to be listed, from what the containers demand of each manager."""
-    demand = demand_of(rules.policy, rules.managers, asked)
+    demand = rules.demand(asked)
     containers = []
     for wanting in demand.containers:
         got = allocation.container(wanting.name)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from agent.managers import demand as demands
 from agent.managers.admission import admit
 from agent.managers.allocation import DEVICES, CpuLimits, Isolation
+from agent.managers.demand import PodDemand
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice, Policy
 from agent.managers.registry import MANAGERS
 from tests.agent.managers.drafts import allocated
@@ -19,7 +19,6 @@ from tests.agent.pods.pods import amounts, app, guaranteed, init, pod, resources
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.managers.demand import PodDemand
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Container, Pod, Resources
 
@@ -30,7 +29,7 @@ GPU = "example.com/gpu"
 
 
 def demand_of(policy: Policy, asked: Pod) -> PodDemand:
-    return demands.demand_of(policy, MANAGERS, asked)
+    return PodDemand(policy, MANAGERS, asked)
 
 
 def test_only_devices_of_the_inventory_are_given_but_all_that_is_asked_for_counts() -> None:

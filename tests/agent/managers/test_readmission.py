@@ -42,7 +42,7 @@ def differences(
     allocation: PodAllocation, asked: Pod, rules: EffectivePolicy = RULES
 ) -> tuple[str, ...]:
     with pytest.raises(NotMatchedError) as caught:
-        match_imported(rules, allocation, asked)
+        match_imported(rules, allocation, rules.demand(asked))
     return caught.value.differences
 
 
@@ -50,7 +50,7 @@ def test_what_was_decided_for_a_specification_is_confirmed_by_it() -> None:
     for asked, rules in ((PLAIN, RULES), (BUDGET, BUDGETS)):
         decided = allocated(rules, asked)
         imported = replace(decided, spec_digest="", name="?", origin=Origin.IMPORTED)
-        assert match_imported(rules, imported, asked) == decided
+        assert match_imported(rules, imported, rules.demand(asked)) == decided
 
 
 @given(st.sampled_from(Origin), st.sampled_from((PLAIN, BUDGET)), names, names)
@@ -100,7 +100,8 @@ def test_a_later_container_may_hold_what_an_init_container_had_but_no_app_less()
 
     for gib in (0, 1):
         over = holding(gib)
-        assert match_imported(RULES, over, PLAIN).containers[0].memory == over.containers[0].memory
+        matched = match_imported(RULES, over, RULES.demand(PLAIN))
+        assert matched.containers[0].memory == over.containers[0].memory
     (problem,) = differences(holding(3), PLAIN)
     assert problem.startswith("container setup asks for ")
     lacking = replace(allocation, containers=(setup, replace(a, memory=())))
@@ -124,11 +125,12 @@ def test_a_budget_must_be_the_allocated_one() -> None:
 def test_what_no_manager_gives_or_no_import_knows_is_not_compared() -> None:
     allocation = imported(PLAIN)
     other = pod(init("setup"), app("a", resources("cpu=1")))
-    (_, found) = match_imported(replace(RULES, policy=Policy()), allocation, other).containers
+    rules = replace(RULES, policy=Policy())
+    (_, found) = match_imported(rules, allocation, rules.demand(other)).containers
     assert found.cpus == allocation.containers[1].cpus
     gpu = "example.com/gpu"
     rules = make_rules(scope=CONTAINER, devices={gpu: (PluginDevice("g0"),)})
     asked = pod(app("a", guaranteed(f"cpu=1 memory=1Gi {gpu}=1")))
     allocation = imported(pod(app("a", guaranteed("cpu=1 memory=1Gi"))))
-    (container,) = match_imported(rules, allocation, asked).containers
+    (container,) = match_imported(rules, allocation, rules.demand(asked)).containers
     assert (container.devices, container.cpus) == ({}, allocation.containers[0].cpus)

@@ -8,7 +8,7 @@ import pytest
 
 from agent.managers.admission import admit, align_and_allocate
 from agent.managers.decision import Reason, Rejected, Rejection
-from agent.managers.demand import demand_of
+from agent.managers.demand import PodDemand
 from agent.managers.topology.hint import Hint
 from agent.managers.topology.merge import best_reachable
 from tests.agent.managers.drafts import Inert, draft_of
@@ -65,7 +65,7 @@ class Recorder(Inert):
 
 def align(draft: Draft, managers: Managers) -> None:
     """Let these managers decide on the pod of a draft."""
-    draft.demand = demand_of(draft.rules.policy, managers, draft.demand.pod)
+    draft.demand = PodDemand(draft.rules.policy, managers, draft.demand.pod)
     align_and_allocate(managers, draft)
 
 
