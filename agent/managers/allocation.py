@@ -186,6 +186,13 @@ class PodAllocation(Saved, frozen=True, dict=True):
     #: Why its devices are not prepared for its containers (PreStartContainer); "" if they are, or
     #: need not be.
     unprepared: str = ""
+    #: What it was decided for (`agent.pods.saved`); "" where that is not known.
+    spec: str = ""
+    #: The annotations of the specification that the agent reads.
+    annotations: Mapping[Name, str] = MappingProxyType({})
+    #: Of what a resize changed: the CPUs that were given at the admission, by container, "" for the
+    #: budget.
+    originals: Mapping[str, Mask] = MappingProxyType({})
 
     def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)
         """Return what a resource manager has allocated to the pod as a whole, None for nothing."""

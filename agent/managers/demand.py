@@ -29,10 +29,12 @@ from agent.pods.model import (
     ContainerKind,
     QosClass,
     Quality,
+    digest_of,
     isolation_of,
     near_nodes,
+    own_annotations,
     required,
-    spec_digest,
+    spec_text,
 )
 from agent.pods.quantity import ZERO
 from agent.pods.requests import (
@@ -358,13 +360,16 @@ def make_allocation(
     )
     of_pod = {name: part.pod for name, part in parts.items() if part.pod is not None}
     limits = cgroup_limits(request.pod, pod_level_resources=of_pod_resources)
+    spec = spec_text(pod)
     return PodAllocation(
         uid=pod.uid,
         name=pod.name,
         namespace=pod.namespace,
         qos=request.qos,
-        spec_digest=spec_digest(pod),
+        spec_digest=digest_of(spec),
         containers=containers,
+        spec=spec,
+        annotations=own_annotations(pod.annotations),
         cpus=of_pod.pop(CPU, None),
         memory=of_pod.pop(MEMORY, ()),
         cpu=CpuLimits(
@@ -419,7 +424,7 @@ def _device_nodes(
     places = {
         resource: {
             device.id: device.nodes
-            for device in policy.devices[resource]
+            for device in policy.devices.get(resource, ())
             if device.nodes and device.id in ids
         }
         for resource, ids in devices.items()

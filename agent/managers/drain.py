@@ -7,35 +7,26 @@ admitted, by the decision function and with the cordon in effect.
 
 from __future__ import annotations
 
-from itertools import product
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from agent.managers.admission import remove
-from agent.managers.allocation import Origin
 from agent.managers.rules import with_cordon
+from agent.managers.specification import specification_of
 from agent.managers.trials import decided
-from agent.pods.changes import quantity_of
-from agent.pods.model import CPU, MEMORY, Container, ContainerKind, Pod, Resources, spec_digest
 from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.managers.allocation import CpuLimits, PodAllocation
+    from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Rejection
     from agent.managers.ledger import Ledger
     from agent.managers.policy import Cordon
     from agent.managers.rules import EffectivePolicy
-    from agent.pods.quantity import Quantity
     from sysfs.mask import Mask
-
-
-#: Which limits of a pod may follow from those of its containers (`with_pod_level_limits`).
-_DEFAULTED: Final = ((), (CPU,), (MEMORY,), (CPU, MEMORY))
 
 
 class Used(Struct, frozen=True):
@@ -114,7 +105,7 @@ def drain(rules: EffectivePolicy, ledger: Ledger, cordon: Cordon) -> Iterator[Dr
     tried = Drain((), beside, left)
     yield tried
     for uid, found in affected.items():
-        pod = specification_of(rules, ledger.allocations[uid])
+        pod = specification_of(ledger.allocations[uid])
         outcome = DrainedPod(uid, found)
         after = tried.ledger
         if pod is not None:
@@ -123,73 +114,3 @@ def drain(rules: EffectivePolicy, ledger: Ledger, cordon: Cordon) -> Iterator[Dr
             outcome = DrainedPod(uid, found, decision.allocation, decision.rejection)
         tried = Drain((*tried.pods, outcome), beside, after)
         yield tried
-
-
-def specification_of(rules: EffectivePolicy, allocation: PodAllocation) -> Pod | None:
-    """Return the specification that an allocation was decided on, None if it does not follow.
-
-    It is put together from what the allocation has of it, and compared by its digest: requests
-    that are lower than limits, and resources that no manager allocates, are not stored. Annotations
-    are no part of the digest. Pod-level limits may have been defaulted, and not be stated.
-    """
-    if allocation.origin is not Origin.DECIDED:
-        return None
-    whole = _resources(allocation.cpu, allocation.limits)
-    of_pod = (_without_limits(whole, *names) for names in _DEFAULTED)
-    for resources, status in product((None, *of_pod), (None, allocation.qos)):
-        pod = Pod(
-            uid=allocation.uid,
-            name=allocation.name,
-            namespace=allocation.namespace,
-            containers=_containers(allocation, init=False),
-            init_containers=_containers(allocation, init=True),
-            resources=resources,
-            status_qos=status,
-        )
-        pod = replace(pod, overhead=_overhead(rules, allocation, pod))
-        if spec_digest(pod) == allocation.spec_digest:
-            return pod
-    return None
-
-
-def _without_limits(resources: Resources, *names: str) -> Resources:
-    limits = {name: size for name, size in resources.limits.items() if name not in names}
-    return replace(resources, limits=MappingProxyType(limits))
-
-
-def _containers(allocation: PodAllocation, *, init: bool) -> tuple[Container, ...]:
-    return tuple(
-        Container(
-            each.name,
-            each.kind,
-            _resources(
-                each.cpu, each.limits, {name: len(ids) for name, ids in each.devices.items()}
-            ),
-        )
-        for each in allocation.containers
-        if (each.kind is not ContainerKind.APP) is init
-    )
-
-
-def _resources(
-    cpu: CpuLimits, sizes: Mapping[str, int], devices: Mapping[str, int] = MappingProxyType({})
-) -> Resources:
-    """Return resources whose requests are the limits, but for that of `cpu`."""
-    whole = {name: quantity_of(name, amount) for name, amount in {**sizes, **devices}.items()}
-    requests, limits = dict(whole), dict(whole)
-    if cpu.request_millis is not None:
-        requests[CPU] = quantity_of(CPU, cpu.request_millis)
-    if cpu.limit_millis is not None:
-        limits[CPU] = quantity_of(CPU, cpu.limit_millis)
-    return Resources(MappingProxyType(requests), MappingProxyType(limits))
-
-
-def _overhead(
-    rules: EffectivePolicy, allocation: PodAllocation, pod: Pod
-) -> Mapping[str, Quantity]:
-    """Return what the pod requests beyond its containers."""
-    own = rules.demand(pod).requests
-    beyond = {name: size - own.get(name, 0) for name, size in allocation.requests.items()}
-    return MappingProxyType(
-        {name: quantity_of(name, amount) for name, amount in beyond.items() if amount > 0}
-    )

@@ -213,15 +213,21 @@ class Ledger(Struct, frozen=True):
         return replace(self, allocations=SharedMap.of(self.allocations).with_entry(uid, allocation))
 
     def with_lifetime(
-        self, uid: str, lifetime: Lifetime, isolation: Mapping[str, str] | None = None
+        self,
+        uid: str,
+        lifetime: Lifetime,
+        isolation: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
     ) -> Ledger:
         """Return this ledger with another lifetime of a pod; raises `KeyError` as above.
 
-        `isolation` is what the pod asks of that, None leaves it as it is.
+        `isolation` and `annotations` are the pod's, None leaves them as they are.
         """
         allocation = replace(self.allocations[uid], lifetime=lifetime)
         if isolation is not None:
             allocation = replace(allocation, isolation=isolation)
+        if annotations is not None:
+            allocation = replace(allocation, annotations=annotations)
         return replace(self, allocations=SharedMap.of(self.allocations).with_entry(uid, allocation))
 
     def with_unprepared(self, uid: str, why: str) -> Ledger:

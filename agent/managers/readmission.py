@@ -23,7 +23,7 @@ from agent.managers.demand import PodPart, make_allocation
 from agent.managers.device.kubelet import with_given_devices
 from agent.managers.memory.pod_level import divide_memory
 from agent.managers.rules import charged
-from agent.pods.model import CPU, MEMORY, ContainerKind, full_name, spec_digest
+from agent.pods.model import CPU, MEMORY, ContainerKind, digest_of, full_name, spec_text
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -82,7 +82,11 @@ def readmit(
 
 
 def _with_decided(ledger: Ledger, existing: PodAllocation, pod: Pod) -> Decision:
-    if existing.spec_digest == spec_digest(pod):
+    spec = spec_text(pod)
+    if existing.spec_digest == digest_of(spec):
+        if not existing.spec:  # an older release saved the digest alone
+            existing = replace(existing, spec=spec)
+            ledger = ledger.with_allocation(existing)
         return Decision(pod.uid, ledger, allocation=existing, already_admitted=True)
     rejection = Rejection(
         Reason.CONFLICT,

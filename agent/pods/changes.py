@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.pods.model import CPU, MEMORY, Resources
-from agent.pods.quantity import Quantity
+from agent.pods.quantity import ZERO, Quantity
 from agent.pods.requests import is_memory_type
 
 if TYPE_CHECKING:
@@ -75,6 +75,68 @@ def with_limits_as_requests(pod: Pod) -> Pod:
         )
 
     return _with_containers(pod, even)
+
+
+def with_resources(pod: Pod, container: str | None, amounts: Mapping[str, int]) -> Pod:
+    """Return the pod with other amounts of a container (None: of the pod level), by resource.
+
+    An amount, in the units of `quantity_of`, is that of the limit, and of the request where this
+    equals the limit, exceeds the amount, or has no limit. What is not stated stays so.
+    """
+
+    def changed(resources: Resources) -> Resources:
+        requests, limits = dict(resources.requests), dict(resources.limits)
+        for name, amount in amounts.items():
+            new = quantity_of(name, amount)
+            stated, limit = requests.get(name), limits.get(name)
+            if stated is not None and (limit is None or stated == limit or new < stated):
+                requests[name] = new
+            if limit is not None:
+                limits[name] = new
+        return Resources(MappingProxyType(requests), MappingProxyType(limits))
+
+    if container is None:
+        return pod if pod.resources is None else replace(pod, resources=changed(pod.resources))
+
+    def of(each: Container) -> Container:
+        named = each.name == container
+        return replace(each, resources=changed(each.resources)) if named else each
+
+    return _with_containers(pod, of)
+
+
+def amount_of(pod: Pod, container: str | None, resource: str) -> int | None:
+    """Return the limit of a container (None: of the pod level), else its request.
+
+    In the units of `quantity_of`; None where neither is stated.
+    """
+    parts = [each.resources for each in pod.all_containers() if each.name == container]
+    for resources in parts if container is not None else filter(None, [pod.resources]):
+        amount = resources.limits.get(resource, resources.requests.get(resource))
+        if amount is not None:
+            return amount.milli_value if resource == CPU else amount.value
+    return None
+
+
+def without_amounts(pod: Pod) -> Pod:
+    """Return the pod with every amount of cpu, memory and huge pages that it states as zero.
+
+    So do two pods compare of which one is a resize of the other.
+    """
+
+    def blank(resources: Resources) -> Resources:
+        def zero(amounts: Mapping[str, Quantity]) -> Mapping[str, Quantity]:
+            return MappingProxyType(
+                {
+                    name: ZERO if name == CPU or is_memory_type(name) else amount
+                    for name, amount in amounts.items()
+                }
+            )
+
+        return Resources(zero(resources.requests), zero(resources.limits))
+
+    pod = _with_containers(pod, lambda each: replace(each, resources=blank(each.resources)))
+    return pod if pod.resources is None else replace(pod, resources=blank(pod.resources))
 
 
 def without_annotation(pod: Pod, annotation: str) -> Pod:

@@ -18,15 +18,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.pods.model import (
+    ANNOTATIONS,
     CPU,
-    END,
     HUGEPAGES_PREFIX,
-    ISOLATION_ITEMS,
     MEMORY,
-    NEAR_NODES,
     REQUIRE,
     SYSTEMS,
-    UNIT,
     Container,
     ContainerKind,
     ManifestError,
@@ -35,7 +32,6 @@ from agent.pods.model import (
     Quality,
     Resources,
     identity_of,
-    isolation_annotation,
     unknown_qualities,
 )
 from agent.pods.quantity import Quantity, QuantityError
@@ -69,10 +65,6 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: The annotations that the agent reads.
-ANNOTATIONS: Final = frozenset(
-    {END, NEAR_NODES, REQUIRE, UNIT, *map(isolation_annotation, ISOLATION_ITEMS)}
-)
 #: What an annotation that is meant for the agent has in its name.
 _OURS: Final = "numawarden"
 

@@ -426,7 +426,12 @@ def spec_digest(pod: Pod) -> str:
     resources, a stated QoS class and the overhead. Not covered are uid, name, namespace,
     annotations, the operating system, devices that were given and how an amount was written.
     """
-    return hashlib.sha256(spec_text(pod).encode()).hexdigest()
+    return digest_of(spec_text(pod))
+
+
+def digest_of(text: str) -> str:
+    """Return the digest of a `spec_text`."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def spec_text(pod: Pod) -> str:
@@ -475,6 +480,22 @@ class Quality(StrEnum):
     WHOLE_CORES = "whole-cores"
     #: Each of its devices is on a node of its CPUs, or of its memory where no CPUs are its own.
     NEAR_DEVICE = "near-device"
+
+
+#: The annotations that the agent reads.
+ANNOTATIONS: Final = frozenset(
+    {END, NEAR_NODES, REQUIRE, UNIT, *map(isolation_annotation, ISOLATION_ITEMS)}
+)
+
+
+def own_annotations(annotations: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the annotations that the agent reads, which are kept with the allocation."""
+    if not annotations:
+        return _NO_ANNOTATIONS
+    return MappingProxyType({key: annotations[key] for key in annotations if key in ANNOTATIONS})
+
+
+_NO_ANNOTATIONS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def required(annotations: Mapping[str, str]) -> frozenset[Quality]:

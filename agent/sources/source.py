@@ -23,6 +23,7 @@ from agent.pods.model import (
     isolation_of,
     lifetime_of,
     name_and_uid,
+    own_annotations,
 )
 from agent.text import printable
 
@@ -112,12 +113,12 @@ def lasting(decision: Decision, pod: Pod) -> Decision:
     if allocation is None:
         return decision
     asked, isolation = lifetime_of(pod.annotations), isolation_of(pod.annotations)
-    lifetime = allocation.lifetime
+    annotations, lifetime = own_annotations(pod.annotations), allocation.lifetime
     if replace(lifetime, started=False) != asked:
         lifetime = asked
-    elif allocation.isolation == isolation:
+    elif (allocation.isolation, allocation.annotations) == (isolation, annotations):
         return decision
-    ledger = decision.ledger.with_lifetime(decision.uid, lifetime, isolation)
+    ledger = decision.ledger.with_lifetime(decision.uid, lifetime, isolation, annotations)
     return replace(decision, ledger=ledger, allocation=ledger.allocations[decision.uid])
 
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.managers.drain import Drain, drain, specification_of, used
+from agent.managers.drain import Drain, drain, used
 from agent.managers.policy import Cordon, PluginDevice
+from agent.managers.specification import specification_of
 from agent.managers.trials import decided
 from agent.pods.model import QosClass, spec_digest
 from sysfs.mask import Mask
@@ -71,30 +72,27 @@ def test_what_is_cordoned_already_stays_cordoned() -> None:
 
 
 @pytest.mark.parametrize("limits", ["", "cpu=3", "memory=3Gi"])
-def test_a_specification_without_the_pod_level_limits_that_were_defaulted_follows(
-    limits: str,
-) -> None:
+def test_a_pod_is_tried_with_the_specification_that_it_stated(limits: str) -> None:
     two, one = guaranteed("cpu=2 memory=2Gi"), guaranteed("cpu=1 memory=1Gi")
     stated = pod(app("a", two), app("b", one), of_pod=resources("cpu=3 memory=3Gi", limits))
     allocation = allocated(make_rules(), stated)
     assert allocation.qos is QosClass.GUARANTEED  # so that the limits were defaulted
-    assert specification_of(make_rules(), allocation) == stated
+    assert specification_of(allocation) == stated
     more = replace(
         asking(2, "u-1"), overhead=amounts("cpu=250m memory=64Mi"), status_qos=QosClass.GUARANTEED
     )
-    found = specification_of(make_rules(), allocated(make_rules(topology=NO_POLICY), more))
+    found = specification_of(allocated(make_rules(topology=NO_POLICY), more))
     assert found is not None
     assert spec_digest(found) == spec_digest(more)
 
 
-def test_a_pod_whose_specification_does_not_follow_is_not_tried() -> None:
-    """A request that is lower than its limit is not stored."""
-    devices = {"example.com/gpu": (PluginDevice("a", Mask.of(0)),)}
-    rules = make_rules(topology=NO_POLICY, devices=devices)
-    gpu = "example.com/gpu=1"
-    lower = resources(f"cpu=2 memory=1Gi {gpu}", f"cpu=2 memory=2Gi {gpu}")
-    ledger = with_pod(rules, pod(app("main", lower), uid="u-1"))
-    assert outcomes(drained(rules, ledger, Cordon(nodes=Mask.of(0)))) == {"u-1": "unknown"}
+def test_a_pod_that_an_older_release_saved_is_not_tried() -> None:
+    """It saved the digest of the specification alone."""
+    rules = make_rules(topology=NO_POLICY)
+    ledger = with_pod(rules, asking(2, "u-1"))
+    old = ledger.with_allocation(replace(ledger.allocations["u-1"], spec=""))
+    assert outcomes(drained(rules, old, Cordon(nodes=Mask.of(0)))) == {"u-1": "unknown"}
+    assert outcomes(drained(rules, ledger, Cordon(nodes=Mask.of(0)))) == {"u-1": "fits"}
 
 
 @given(rules=rule_sets(), data=st.data())
@@ -112,7 +110,7 @@ def test_each_pod_that_fits_is_admitted_when_the_drain_is_done(
     cordon = Cordon(nodes=Mask.from_ids(nodes))
     plan = drained(rules, ledger, cordon)
     for each in plan.pods:
-        found = specification_of(rules, ledger.allocations[each.uid])
+        found = specification_of(ledger.allocations[each.uid])
         assert found is None or spec_digest(found) == spec_digest(asked[each.uid])
         assert each.allocation is None or not used(rules, each.allocation, cordon)
     stay = [uid for uid in ledger.allocations if uid not in {each.uid for each in plan.pods}]

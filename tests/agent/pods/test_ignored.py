@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent.pods.manifest import ANNOTATIONS, ignored_parts, load_manifest
-from agent.pods.model import REQUIRE
+from agent.pods.manifest import ignored_parts, load_manifest
+from agent.pods.model import ANNOTATIONS, REQUIRE
 from agent.yaml import from_plain
 
 ROOT = Path(__file__).resolve().parents[3]
