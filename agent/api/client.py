@@ -36,6 +36,8 @@ from agent.api.documents.verification import ReconcileDocument, VerificationDocu
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from agent.api.documents.admissions import ResizeRequest
+
 
 _Document = TypeVar("_Document", bound=Document)
 
@@ -159,6 +161,18 @@ class AgentClient:
                 return None
             raise
         return _as(answer, FailedPodDocument)
+
+    def resize(
+        self, uid: str, request: ResizeRequest, *, dry_run: bool = False
+    ) -> AdmissionDocument:
+        """Give a running pod other amounts; return the answer, also if it is rejected."""
+        path = f"/v1/pods/{_segment(uid)}/resize{'?dryRun=true' if dry_run else ''}"
+        try:
+            return self._call("POST", path, AdmissionDocument, encode(request))
+        except AgentError as error:
+            if (answer := _as(error.body, AdmissionDocument)) is None:
+                raise
+            return answer
 
     def bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
         """Bind a container to a cgroup."""

@@ -84,7 +84,7 @@ class SuspendedDecision(Struct, frozen=True):
         draft.answers = {**self.answers, **answers}
         draft.aligned = list(self.traces)
         draft.works = list(self.works)
-        return _allocated(self.rules, draft, self.before)
+        return allocated(self.rules, draft, self.before)
 
 
 def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
@@ -103,7 +103,7 @@ def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
         if readmitted is not None:
             return replace(readmitted, pod=pod)
         # A pod that runs already, in place of an allocation of which nothing is kept.
-        return _allocated(rules, rules.draft(remove(rules, ledger, pod.uid), demand), ledger)
+        return allocated(rules, rules.draft(remove(rules, ledger, pod.uid), demand), ledger)
     if pod.os not in ("", LINUX):
         # Before anything else, as in the kubelet (lifecycle/predicate.go).
         message = f"the pod is for {pod.os} (spec.os.name), and this host runs Linux"
@@ -114,14 +114,20 @@ def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
     if unfit is not None:
         closed = beside_closed(rules, unfit)
         return Decision(pod.uid, ledger, cause=closed, demand=demand, pod=pod)
-    return _allocated(rules, rules.draft(ledger, demand), ledger)
+    return allocated(rules, rules.draft(ledger, demand), ledger)
 
 
-def _allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision:
-    """Align and allocate the pod of a draft; `before` is the ledger that a rejection returns."""
+def allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision:
+    """Align and allocate the pod of a draft; `before` is the ledger that a rejection returns.
+
+    It has the pod if the pod runs already.
+    """
     demand, pod = draft.demand, draft.demand.pod
     uid = pod.uid
     try:
+        if draft.held is not None:
+            for each in rules.managers:
+                each.hold(draft, draft.held)
         align_and_allocate(rules.managers, draft)
     except Unanswered as unanswered:
         return Decision(
@@ -139,9 +145,11 @@ def _allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision
         )
     allocation = make_allocation(demand, draft.parts, draft.hints)
     parts = {each.name: each.settled(draft, allocation) for each in rules.managers}
-    ledger = draft.ledger.with_allocation(allocation, parts)
-    # A pod that runs already, in place of a former allocation, is judged and not rejected.
-    lacking = _lacking(rules, draft, ledger, allocation) if draft.ledger is before else None
+    ledger = before.with_allocation(allocation, parts)
+    # A pod that runs already, in place of a former allocation, is judged and not rejected, unless
+    # it asks for a resize.
+    asks = draft.ledger is before or draft.held is not None
+    lacking = _lacking(rules, draft, ledger, allocation) if asks else None
     if lacking is not None:
         cause = beside_closed(rules, lacking)
         return Decision(uid, before, cause=cause, hints=tuple(draft.traces), demand=demand, pod=pod)
@@ -233,6 +241,9 @@ def _allocate_all(
 
 def _best(managers: Managers, draft: Draft, container: ContainerDemand | None) -> Hint:
     """Return the alignment of a container (None: the pod); raises `Rejected`."""
+    # 0. A running pod of which a resize gives nothing more stays as it is aligned.
+    if draft.held is not None and not any(each.grows(draft, container) for each in managers):
+        return draft.held.hint(container)
     # 1. It was worked out already, before the decision was suspended.
     if draft.aligned:
         draft.traces.append(draft.aligned.pop(0))

@@ -51,6 +51,8 @@ class Decision(Struct, frozen=True, dict=True):
     counters: Mapping[CounterKey, int] = MappingProxyType({})
     #: The pod was in the ledger before, and keeps what it has.
     already_admitted: bool = False
+    #: The pod was in the ledger before, and has other amounts now.
+    resized: bool = False
     #: The pod to check for warnings; None: `warnings` has only those of the demand.
     pod: Pod | None = None
     suspended: Suspended | None = None
@@ -168,6 +170,10 @@ class Reason(StrEnum):
     INVALID = "InvalidPod"
     CONFLICT = "PodConflict"
     REQUIREMENT = "RequirementNotMet"
+    #: A resize that no removal of other pods makes possible (KEP-1287).
+    INFEASIBLE = "Infeasible"
+    #: A resize that the host has no room for now (KEP-1287).
+    DEFERRED = "Deferred"
 
 
 def out_of(resource: str) -> str:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from msgspec import Struct, field
 
 from agent.managers.decision import NO_ANSWERS, Unanswered
-from agent.managers.topology.hint import SearchBudget
-from sysfs.mask import EMPTY
+from agent.managers.topology.hint import NO_AFFINITY, SearchBudget
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +33,20 @@ if TYPE_CHECKING:
     from agent.managers.topology.hint import Hint, Tiebreak
     from agent.managers.topology.many_nodes import ProviderHints
     from agent.managers.violations import Violation
-    from sysfs.mask import Mask
+
+
+class Held(Struct, frozen=True):
+    """What a running pod has when a resize is decided."""
+
+    allocation: PodAllocation
+    #: CPUs that stay with their container, beside those that it was admitted with.
+    keep: Mask = EMPTY
+
+    def hint(self, container: ContainerDemand | None) -> Hint:
+        """Return the alignment that a container (None: the pod) has."""
+        pod = self.allocation
+        one = pod.containers[0] if container is None else pod.container(container.name)
+        return NO_AFFINITY if one is None else one.hint
 
 
 class Draft(Struct):
@@ -44,7 +57,8 @@ class Draft(Struct):
     what each manager has allocated, by its name. `answers` are what device plugins prefer, and
     `aligned` the alignments that are left of those that were worked out before the answers were
     asked for: all that they depend on is the same. `tied` says that hints must have the nodes of
-    CPUs that ended init containers left.
+    CPUs that ended init containers left. `held` is what the pod of a resize has; None for a pod
+    that is to be admitted.
     """
 
     rules: HostPolicy
@@ -58,6 +72,7 @@ class Draft(Struct):
     answers: Answers = NO_ANSWERS
     aligned: list[Trace] = field(default_factory=list)
     tied: bool = True
+    held: Held | None = None
 
     def answer(self, question: Question) -> tuple[str, ...]:
         """Return what a device plugin prefers; raises `Unanswered` if it was not asked yet."""
@@ -110,6 +125,17 @@ class ResourceManager(ABC):
     @abstractmethod
     def start(self, rules: HostPolicy, part: Any, demand: PodDemand) -> PodPart:
         """Return the part of a new draft for a demand, from the part of the ledger."""
+
+    def hold(self, draft: Draft, held: Held) -> None:  # noqa: B027  (most keep nothing)
+        """Put what a running pod keeps into the draft of its resize, or raise `Rejected`.
+
+        From then on what a container keeps counts as left for it alone to use again: hints have its
+        nodes, and the allocation has it.
+        """
+
+    def grows(self, draft: Draft, container: ContainerDemand | None) -> bool:
+        """Return whether a resize gives a container (None: the pod) more than it keeps."""
+        return False
 
     def lacks(self, draft: Draft, container: ContainerDemand | None) -> Rejection | None:
         """Return what the machine lacks for a container (None: the pod), None for nothing.

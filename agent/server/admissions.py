@@ -21,19 +21,21 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from agent.managers.allocation import API
 from agent.pods.model import full_name
 from agent.progress import EndedError, moved
 from agent.server.decider import Admission
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from agent.api.documents.admissions import AdmissionDocument
-    from agent.managers.allocation import Source
+    from agent.managers.allocation import PodAllocation, Source
     from agent.pods.model import Pod
     from agent.server.decider import Decider, Proposal
     from agent.server.effects import Effects
     from agent.server.steps import Steps
+    from sysfs.mask import Mask
 
 #: The most pods that are decided before they are saved and enforced together: a pod that comes
 #: meanwhile waits for all of them.
@@ -72,6 +74,28 @@ class Admissions:
             replace_pod=replace_pod,
         )
         return await self._steps.queue.add(request)
+
+    async def resize(
+        self, uid: str, desired: Callable[[PodAllocation], Pod], keep: Mask
+    ) -> AdmissionDocument:
+        """Resize an admitted pod in its turn to what `desired` returns; raises as `admit`.
+
+        `desired` gets the allocation that the pod has then. `keep` are CPUs that stay.
+        """
+
+        async def turn() -> AdmissionDocument:
+            allocation = self._state.allocation(uid)
+            request = Admission(
+                action=turn,
+                outcome=asyncio.get_running_loop().create_future(),
+                pod=desired(allocation),
+                source=allocation.source or API,
+                keep=keep,
+            )
+            await self._turn(request)
+            return await request.outcome
+
+        return await self._steps.queue.run(turn)
 
     async def _turn(self, first: Admission) -> None:
         """Give a request its outcome, and those behind it that are decided with it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from agent.managers.admission import remove
 from agent.managers.advice import AdviceKind
 from agent.managers.capacity import copy_of, fill, free_cpus, nodes_of
 from agent.managers.decision import Reason
+from agent.managers.resize import advise as advise_resize
 from agent.managers.trials import advise
 from agent.server.errors import BusyError
 from agent.server.queue import Turns
@@ -28,10 +30,12 @@ if TYPE_CHECKING:
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import RejectionCause
     from agent.managers.ledger import Ledger
+    from agent.managers.resize import OtherAmounts
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
     from agent.server.pod_records import RejectedPod
     from agent.server.state import AgentState
+    from sysfs.mask import Mask
 
 #: How many questions of a user may wait; of all users twice as many. A rejection beyond that is
 #: answered without advice.
@@ -59,6 +63,22 @@ class Advisor:
             # Not the decision rejected the pod, a provider of devices did, which is not tried.
             return answer
         return replace(answer, rejection=advised)
+
+    async def advised_resize(
+        self, change: OtherAmounts, keep: Mask, answer: AdmissionDocument
+    ) -> AdmissionDocument:
+        """Return the answer to a rejected resize with another amount that the pod could have."""
+        rules, ledger = self._state.configured.rules, self._state.ledger
+        if answer.rejection is None or change.uid not in ledger.allocations:
+            return answer
+        found = []
+        with suppress(BusyError):
+            async with self._answering:
+                for advice in advise_resize(rules, ledger, change, keep):
+                    if advice is not None:
+                        found.append(advice)
+                    await asyncio.sleep(0)
+        return replace(answer, rejection=replace(answer.rejection, advice=tuple(found)))
 
     async def advised_status(self, rejected: RejectedPod) -> FailedPodDocument:
         """Return the status of a rejected pod with what would let it be admitted now."""

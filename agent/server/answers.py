@@ -54,6 +54,7 @@ STATUSES: Final = {
     "TooSlow": HTTPStatus.REQUEST_TIMEOUT,
     "InvalidManifest": HTTPStatus.UNPROCESSABLE_ENTITY,
     "InvalidBinding": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "InvalidResize": HTTPStatus.UNPROCESSABLE_ENTITY,
 }
 _INVALID_REQUEST: Final = "InvalidRequest"
 #: The codes of `HttpError`s; `_INVALID_REQUEST` for all others.

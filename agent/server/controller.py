@@ -38,6 +38,7 @@ from agent.server.observations import COMPARISON
 from agent.server.operations import operation
 from agent.server.pod_records import PodRecord, details
 from agent.server.rejections import RejectionReporter
+from agent.server.resizes import check_owner
 from agent.server.state_documents import (
     PodDescriber,
     admission_answer,
@@ -54,10 +55,12 @@ if TYPE_CHECKING:
     from agent.api.documents.rejections import FailedPodDocument
     from agent.api.documents.verification import ReconcileDocument, VerificationDocument
     from agent.managers.bindings import Binding, Bindings
+    from agent.managers.decision import Decision
     from agent.managers.violations import Violation
     from agent.pods.model import Pod
     from agent.reconcile.report import EnforcementReport, PlannedChange
     from agent.server.configured import ConfiguredHost
+    from agent.server.resizes import Resize
     from agent.server.steps import Steps
     from agent.state.checkpoint import SharedPod
 
@@ -103,16 +106,37 @@ class Controller:
     async def preview(self, pod: Pod, *, replace_pod: bool = False) -> AdmissionDocument:
         """Decide as `admit` would now, and plan the writes, without changing state or metrics."""
         replaced = self.decider.replaced(pod) if replace_pod else None
-        decision = self.decider.preview(pod, API, replaced)
+        answer = await self._previewed(pod, self.decider.preview(pod, API, replaced))
+        return views.replacing_answer(answer, replaced)
+
+    async def _previewed(self, pod: Pod, decision: Decision) -> AdmissionDocument:
+        """Return the answer to a dry run, with what would be written."""
         if decision.allocation is None:
             return rejection_answer(pod, decision, dry_run=True)
         answer = admission_answer(
             self.state, decision, decision.allocation, PodRecord(), dry_run=True
         )
-        answer = views.replacing_answer(answer, replaced)
         desired = self.state.desired_of(decision.ledger)
         plan = await self.steps.observe(self.steps.kernel.plan, desired, pod.uid)
         return replace(answer, plan=_plan_document(plan))
+
+    async def resize(self, asked: Resize, *, dry_run: bool = False) -> AdmissionDocument:
+        """Give a running pod other amounts; a rejected resize changes nothing.
+
+        Raises `PodNotFoundError`, `SourceResizeError`, `ResizeError`, `ContainerNotFoundError`, and
+        `CheckpointFailedError`. The answer is as that of `admit`, with what was tried instead.
+        """
+        with operation("resize", **self._facts(asked.uid)):
+            allocation = self.state.allocation(asked.uid)
+            check_owner(allocation, self.state.observed.sources.owner(allocation))
+            change = asked.change(allocation)
+            if dry_run:
+                pod, source = asked.desired(allocation), allocation.source or API
+                decision = self.decider.preview(pod, source, keep=asked.keep)
+                answer = await self._previewed(pod, decision)
+            else:
+                answer = await self._admissions.resize(asked.uid, asked.desired, asked.keep)
+            return await self.advice.advised_resize(change, asked.keep, answer)
 
     async def remove(self, uid: str) -> RemovalDocument:
         """Remove a pod and free its allocation; raises `PodNotFoundError`, `SourcePodError`.

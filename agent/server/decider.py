@@ -7,7 +7,8 @@ of these steps that rejects the pod ends them:
 2. A pod with the name of an admitted pod is rejected, or is decided on the ledger without that one
    where it is to replace it.
 3. A host that the configuration does not fit admits no new pod.
-4. The pod is decided by policy, ledger and specification (`agent.managers.admission.admit`).
+4. The pod is decided by policy, ledger and specification (`agent.managers.admission.admit`), an
+   admitted pod whose source states other amounts by `agent.managers.resize`.
 
 Where step 4 depends on which devices a plugin prefers, `propose` goes on as if none did, and
 says so in the proposal. `with_preferences` then asks the plugins and decides again with their
@@ -34,11 +35,13 @@ from agent.devices.providers import (
 from agent.managers.admission import admit, remove
 from agent.managers.allocation import KUBELET
 from agent.managers.decision import Decision, Question, Reason, Rejection
+from agent.managers.resize import is_resize, resize
 from agent.pods.model import extended_resource_fault
 from agent.progress import moved
 from agent.server.preparations import ASKED
 from agent.server.queue import Job, outcome_of
 from agent.sources.source import assigned, belongs_elsewhere, lasting, name_taken
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -64,7 +67,9 @@ class Admission(Job[AdmissionDocument], eq=False, kw_only=True):
     #: The pod, with the devices that the kubelet gave to it.
     pod: Pod
     source: Source
-    replace_pod: bool
+    replace_pod: bool = False
+    #: CPUs that stay with their containers in a resize; None: the pod is to be admitted.
+    keep: Mask | None = None
 
     async def answer(self, work: Coroutine[None, None, AdmissionDocument]) -> None:
         """Let the caller have what work returns or raises, in the caller's context."""
@@ -127,14 +132,25 @@ class Decider:
         clock = self._steps.clock
         replaced = self.replaced(request.pod) if request.replace_pod else None
         started = clock.monotonic()
-        decision, suspended = self._decide(request.pod, request.source, ledger, replaced, answers)
+        decision, suspended = self._decide(
+            request.pod, request.source, ledger, replaced, answers, request.keep
+        )
         seconds = clock.monotonic() - started
         # Once plugins were asked, what is still open counts as no preference.
         return Proposal(request, decision, replaced, None if answers else suspended, seconds)
 
-    def preview(self, pod: Pod, source: Source, replaced: PodAllocation | None = None) -> Decision:
-        """Decide as an admission would now, as if no plugin preferred any device."""
-        return self._decide(pod, source, self._state.ledger, replaced, _UNASKED)[0]
+    def preview(
+        self,
+        pod: Pod,
+        source: Source,
+        replaced: PodAllocation | None = None,
+        keep: Mask | None = None,
+    ) -> Decision:
+        """Decide as an admission would now, as if no plugin preferred any device.
+
+        With `keep` (`Admission.keep`) as a resize would.
+        """
+        return self._decide(pod, source, self._state.ledger, replaced, _UNASKED, keep)[0]
 
     def replaced(self, pod: Pod) -> PodAllocation | None:
         """Return the one admitted pod that a pod would replace, None if there is not one."""
@@ -227,12 +243,13 @@ class Decider:
         ledger: Ledger,
         replaced: PodAllocation | None,
         answers: Mapping[Question, tuple[str, ...]],
+        keep: Mask | None,
     ) -> tuple[Decision, Suspended | None]:
         """Return the decision, and its first point that depends on a question without an answer.
 
         Such a question counts as answered with no preference.
         """
-        decision, unanswered = self._begin(pod, source, ledger, replaced), None
+        decision, unanswered = self._begin(pod, source, ledger, replaced, keep), None
         while (suspended := decision.suspended) is not None:
             if unanswered is None and not answers.keys() >= {*suspended.questions}:
                 unanswered = suspended
@@ -242,7 +259,12 @@ class Decider:
         return lasting(assigned(decision, ledger, source), pod), unanswered
 
     def _begin(
-        self, pod: Pod, source: Source, ledger: Ledger, replaced: PodAllocation | None
+        self,
+        pod: Pod,
+        source: Source,
+        ledger: Ledger,
+        replaced: PodAllocation | None,
+        keep: Mask | None,
     ) -> Decision:
         """Decide on a pod up to the first question for a plugin, in the steps of the module."""
         state = self._state
@@ -258,17 +280,24 @@ class Decider:
             return belongs_elsewhere(ledger, pod, *owner, uid=replaced.uid)
         else:
             ledger = remove(state.configured.rules, ledger, replaced.uid)
-        # 3. and 4.
-        return decide(state.configured, ledger, pod)
+        # 3. and 4. What a pod belongs to (a file, the kubelet) may state other amounts for it. A
+        #    request for an admission may not: it would resize a pod that its sender takes for new.
+        if keep is None and admitted is not None and source.key and is_resize(admitted, pod):
+            keep = EMPTY
+        return decide(state.configured, ledger, pod, keep)
 
 
-def decide(configured: ConfiguredHost, ledger: Ledger, pod: Pod) -> Decision:
-    """Decide by the effective policy; a frozen host admits no new pod."""
-    if configured.frozen and pod.uid not in ledger.allocations:
+def decide(
+    configured: ConfiguredHost, ledger: Ledger, pod: Pod, keep: Mask | None = None
+) -> Decision:
+    """Decide by the effective policy; a frozen host admits and resizes no pod."""
+    if configured.frozen and (keep is not None or pod.uid not in ledger.allocations):
         rejection = Rejection(
             Reason.UNEXPECTED,
             f"the configuration does not fit this host: {'; '.join(configured.mismatches)}",
             remedy="correct the configuration and restart the agent; running pods are not affected",
         )
         return Decision(pod.uid, ledger, cause=rejection)
+    if keep is not None:
+        return resize(configured.rules, ledger, pod, keep)
     return admit(configured.rules, ledger, pod)

@@ -137,10 +137,7 @@ class Effects:
             if proposal.replaced is not None:
                 durable = durable.without_pod(ledger, proposal.replaced.uid)
             durable = durable.with_pod(ledger, proposal.pod.uid)
-        records = {
-            proposal.pod.uid: PodRecord(views.explanation_document(proposal.decision))
-            for proposal in admitted
-        }
+        records = {proposal.pod.uid: self._record(proposal) for proposal in admitted}
         try:
             await self._steps.commit(durable)
         except CheckpointFailedError:
@@ -150,6 +147,14 @@ class Effects:
         state.observed.records.pods.update(records)
         for uid in records:
             state.observed.displaced.pop(uid, None)
+
+    def _record(self, proposal: Proposal) -> PodRecord:
+        """Return the record of a pod; one that is resized runs already."""
+        explanation = views.explanation_document(proposal.decision)
+        if not proposal.decision.resized:
+            return PodRecord(explanation)
+        former = self._state.observed.records.of(proposal.pod.uid)
+        return replace(former, explanation=explanation)
 
     async def _reject(self, proposal: Proposal) -> AdmissionDocument:
         request = proposal.request
@@ -169,12 +174,14 @@ class Effects:
         uid, source = proposal.pod.uid, str(proposal.request.source)
         allocation = self._state.ledger.allocations[uid]
         self._rejections.forget(allocation)
-        self._steps.metrics.counters.add(names.ADMISSIONS, "admitted")
+        counters, resized = self._steps.metrics.counters, proposal.decision.resized
+        counters.add(*((names.RESIZES, "resized") if resized else (names.ADMISSIONS, "admitted")))
         fields = allocation_fields(allocation, self._state.shared_cpus)
         enforced = not self._state.observed.records.of(uid).unenforced
-        log.info("pod admitted", enforced=enforced, source=source, **fields)
+        what = "pod resized" if resized else "pod admitted"
+        log.info(what, enforced=enforced, source=source, **fields)
         self._steps.publish(
-            "PodAdmitted",
+            "PodResized" if resized else "PodAdmitted",
             uid,
             full_name(allocation),
             allocation_line(allocation),

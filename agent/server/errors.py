@@ -147,6 +147,21 @@ class SourcePodError(RequestError):
         super().__init__(f"pod {uid!r} comes from {source}; {removal} to end it")
 
 
+class ResizeError(RequestError):
+    """A request for a resize does not say what is to be, or what can be."""
+
+    code = "InvalidResize"
+
+
+class SourceResizeError(RequestError):
+    """The pod belongs to a source, which states its amounts."""
+
+    code = "ManagedByManifest"
+
+    def __init__(self, pod: str, source: Source) -> None:
+        super().__init__(f"pod {pod} comes from {source}; state its new amounts there")
+
+
 class NoRequestsError(RequestError):
     """No pod is admitted over the API: another program makes the pods of this host."""
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from agent.api.documents.admissions import AdmissionDocument, BindRequest
+from agent.api.documents.admissions import AdmissionDocument, BindRequest, ResizeRequest
 from agent.api.documents.document import decode, encode
 from agent.api.documents.maintenance import CordonRequest
 from agent.api.documents.pods import PodListDocument
@@ -36,6 +36,7 @@ from agent.server.maintenance import drain_plan
 from agent.server.operations import operation
 from agent.server.peers import Access
 from agent.server.queue import Turns, Worker
+from agent.server.resizes import resize_of
 from agent.server.state_documents import map_now, pods_now, status_document
 from agent.state.history import HistoryQuery
 from agent.yaml import MISTAKES_REPORTED, Mistake
@@ -109,6 +110,7 @@ class Api:
                 ("POST", "/v1/fit", self._fit),
                 ("GET", "/v1/pods/{uid}", self._get),
                 ("DELETE", "/v1/pods/{uid}", self._remove),
+                ("POST", "/v1/pods/{uid}/resize", self._resize),
                 ("POST", "/v1/pods/{uid}/containers/{name}/bind", self._bind),
                 ("DELETE", "/v1/pods/{uid}/containers/{name}/bind", self._unbind),
                 ("GET", "/v1/watch", self._watch),
@@ -126,6 +128,7 @@ class Api:
                 ("POST", "/v1/drain"): ("dryRun",),
                 ("POST", "/v1/pods"): ("dryRun", "require", "replace", "advice"),
                 ("POST", "/v1/fit"): ("most",),
+                ("POST", "/v1/pods/{uid}/resize"): ("dryRun",),
                 ("GET", "/v1/history"): ("pod", "since", "limit"),
             },
         )
@@ -196,6 +199,12 @@ class Api:
 
     async def _remove(self, request: Request) -> Response:
         return json_answer(await self._controller.remove(request.path_parameters["uid"]))
+
+    async def _resize(self, request: Request) -> Response:
+        dry_run = request.flag("dryRun")
+        asked = resize_of(request.path_parameters["uid"], _resize_request(await _body(request)))
+        answer = await self._controller.resize(asked, dry_run=dry_run)
+        return json_answer(answer, HTTPStatus.OK if answer.admitted else HTTPStatus.CONFLICT)
 
     async def _bind(self, request: Request) -> Response:
         uid, name = request.path_parameters["uid"], request.path_parameters["name"]
@@ -310,6 +319,14 @@ def _bind_request(body: bytes) -> BindRequest:
             "name the container's cgroup or one of its pids: one of them, and not both"
         )
     return desired
+
+
+def _resize_request(body: bytes) -> ResizeRequest:
+    try:
+        return decode(body, ResizeRequest)
+    except msgspec.DecodeError as error:
+        expected = 'expected {"container": "main", "cpus": "6", "memory": "12Gi", "keep": "2-3"}'
+        raise errors.ResizeError(f"{error}; {expected}") from error
 
 
 def _cordon_request(body: bytes) -> CordonRequest:

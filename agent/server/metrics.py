@@ -39,8 +39,13 @@ if TYPE_CHECKING:
 
 
 CAUSES: Final = tuple(str(cause) for cause in Cause)
+#: The reasons of resizes, which are not those of rejected pods.
+_OF_RESIZES: Final = (Reason.INFEASIBLE, Reason.DEFERRED)
 #: The known reasons; a rejection for lack of another resource adds one (`out_of`).
-REASONS: Final = (*map(str, Reason), *map(out_of, ("cpu", "memory", "pods")))
+REASONS: Final = (
+    *(str(reason) for reason in Reason if reason not in _OF_RESIZES),
+    *map(out_of, ("cpu", "memory", "pods")),
+)
 
 
 def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> MetricSpec:
@@ -238,6 +243,11 @@ ADMISSIONS: Final = counter(
     result=("admitted", "conflict", "failed", "invalid", "rejected", "repeated"),
 )
 REJECTIONS: Final = counter("numawarden_rejections_total", "Pods rejected.", reason=REASONS)
+RESIZES: Final = counter(
+    "numawarden_resizes_total",
+    "Running pods that were to have other amounts of cpu or memory.",
+    result=("rejected", "resized"),
+)
 REMOVALS: Final = counter("numawarden_removals_total", "Pods removed.")
 DRIFT_FOUND: Final = counter(
     "numawarden_drift_found_total",
@@ -361,6 +371,7 @@ RUNTIME_REQUEST_DURATION: Final = _histogram(
 SERVICE_COUNTERS: Final = (
     ADMISSIONS,
     REJECTIONS,
+    RESIZES,
     REMOVALS,
     DRIFT_FOUND,
     DRIFT_REPAIRED,

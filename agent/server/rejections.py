@@ -70,6 +70,8 @@ class RejectionReporter:
         """Report a rejected pod; return the answer."""
         rejection = rejection_of(decision)
         conflict = rejection.reason == Reason.CONFLICT
+        if not conflict and pod.uid in self._state.ledger.allocations:
+            return self._report_rejected_resize(pod, decision, source)
         self._counters.add(names.ADMISSIONS, "conflict" if conflict else "rejected")
         self._counters.add(names.REJECTIONS, str(rejection.reason))
         answer = rejection_answer(pod, decision)
@@ -89,6 +91,17 @@ class RejectionReporter:
         given = pod.given_devices
         self._publish("PodRejected", pod.uid, full_name(pod), message, given=given)
         return answer
+
+    def _report_rejected_resize(
+        self, pod: Pod, decision: Decision, source: Source
+    ) -> AdmissionDocument:
+        """Report a pod that does not get other amounts, and keeps what it has."""
+        rejection = rejection_of(decision)
+        reason, why = str(rejection.reason), rejection.message
+        self._counters.add(names.RESIZES, "rejected")
+        log.warning("resize rejected", source=str(source), reason=reason, why=why)
+        self._report_running("PodResizeRejected", "ResizeRejected", pod, source, f"{reason}: {why}")
+        return rejection_answer(pod, decision)
 
     def report_invalid_request(self, error: InvalidManifestError) -> None:
         """Report an invalid manifest received over the API."""

@@ -52,6 +52,19 @@ class FitDocument(Document, frozen=True):
     rejection: RejectionDocument | None = None
 
 
+class ResizeRequest(Document, frozen=True, forbid_unknown_fields=True):
+    """Other amounts of one container, or of the pod-level resources of a pod that states them."""
+
+    #: "": the pod-level resources, where the pod states some, else its only container.
+    container: str = ""
+    #: A Kubernetes quantity, such as `6` or `1500m`; "": as before.
+    cpus: str = ""
+    #: A Kubernetes quantity, such as `12Gi`; "": as before.
+    memory: str = ""
+    #: CPUs that stay with their containers, in the kernel's list format.
+    keep: str = ""
+
+
 class BindRequest(Document, frozen=True, forbid_unknown_fields=True):
     """The cgroup of a container: either its path below the root, or one of its pids."""
 

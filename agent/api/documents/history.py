@@ -16,10 +16,10 @@ from agent.api.documents.verification import (  # noqa: TC001  # msgspec reads a
 class EventDocument(Document, frozen=True):
     """One line of `watch`.
 
-    `type` is one of `PodAdmitted`, `PodRejected`, `PodShared`, `PodResizeRejected`, `PodInvalid`,
-    `PodRemoved`, `PodNotEnforced`, `PodNotExclusive`, `ContainerBound`, `ContainerUnbound`,
-    `PodRecovered`, `AllocationDisplaced`, `DriftFound`, `DriftContested`, `AllocationInvalid`,
-    `HostChanged`, `ManifestInvalid`, `EventsLost`.
+    `type` is one of `PodAdmitted`, `PodRejected`, `PodShared`, `PodResized`, `PodResizeRejected`,
+    `PodInvalid`, `PodRemoved`, `PodNotEnforced`, `PodNotExclusive`, `ContainerBound`,
+    `ContainerUnbound`, `PodRecovered`, `AllocationDisplaced`, `DriftFound`, `DriftContested`,
+    `AllocationInvalid`, `HostChanged`, `ManifestInvalid`, `EventsLost`.
     """
 
     type: str

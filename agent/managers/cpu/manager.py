@@ -15,6 +15,7 @@ from agent.managers.allocation import Isolation
 from agent.managers.amounts import cpus_text
 from agent.managers.cpu.hints import cpu_hint_family, cpu_hints, fits_in_whole_cores
 from agent.managers.cpu.pod_level import CpuPart, apart_budget, divide_cpus, empty_pool_problem
+from agent.managers.cpu.resizing import BUDGET, divided_again, evenly, kept_cpus, nearest
 from agent.managers.cpu.sockets import SocketOrder, on_fewer_sockets
 from agent.managers.cpu.take import NotEnoughCpusError, take_by_topology
 from agent.managers.cpu.uneven_hosts import unbroken
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from agent.managers.demand import ContainerDemand, PodDemand, PodRequest
     from agent.managers.host import HostPolicy
     from agent.managers.ledger import Ledger
-    from agent.managers.resource_manager import Draft
+    from agent.managers.resource_manager import Draft, Held
     from agent.managers.topology.hint import Hint
     from agent.managers.topology.many_nodes import ProviderHints
 
@@ -113,13 +114,22 @@ class CpuDraft(PodPart, kw_only=True):
     `containers` are masks by name, `pod` the mask of the budget. `reusable` are CPUs of standard
     init containers of this pod, which a later container of the pod may get. Where siblings are to
     stay idle (`whole`), `topology` and all these sets have the first thread of each core alone, so
-    that a CPU stands for a whole core; else `topology` has all CPUs of the host.
+    that a CPU stands for a whole core; else `topology` has all CPUs of the host. `kept` are the
+    CPUs that containers of a running pod keep, by name, and `BUDGET` those of its budget; None for
+    a pod that is to be admitted.
     """
 
     topology: CpuTopology
     free: Mask
     whole: bool = False
     reusable: Mask = EMPTY
+    kept: Mapping[str, Mask] | None = None
+
+    def reuse(self, container: str | None) -> None:
+        """Have a container of a running pod (None: the pod as a whole) use again what it keeps."""
+        if self.kept is not None:
+            all_kept = Mask.union(self.kept.values())
+            self.reusable = all_kept if container is None else self.kept.get(container, EMPTY)
 
     @property
     def available(self) -> Mask:
@@ -411,9 +421,26 @@ class CpuManager(ResourceManager):
         first = topology.first_threads
         return CpuDraft(topology=first, free=topology.whole_cores_in(free) & first.all, whole=True)
 
+    def hold(self, draft: Draft, held: Held) -> None:
+        own, options = cpus_of(draft), draft.rules.policy.cpu.options
+        if own.whole is not bool(held.allocation.idle) and held.allocation.exclusive_cpus:
+            message = "whether its sibling threads stay idle has changed since its admission"
+            raise Rejected(Rejection(Reason.INFEASIBLE, message, ADMIT_AGAIN, CPU))
+        own.kept = kept_cpus(own.topology, options, draft.demand, held)
+        own.free -= Mask.union(own.kept.values())
+
+    def grows(self, draft: Draft, container: ContainerDemand | None) -> bool:
+        kept, demand = cpus_of(draft).kept or {}, draft.demand
+        if container is not None:
+            return container.may_have(CPU) and container.cpus > len(kept.get(container.name, EMPTY))
+        if BUDGET in kept:
+            return demand.cpus > len(kept[BUDGET])
+        return any(self.grows(draft, each) for each in demand.containers)
+
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
         if not container.may_have(CPU):
             return {}
+        cpus_of(draft).reuse(container.name)
         return _hints(draft, container.cpus)
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
@@ -421,12 +448,14 @@ class CpuManager(ResourceManager):
             return {}
         if draft.demand.pod_level and empty_pool_problem(draft.demand) is not None:
             return {CPU: ()}
+        cpus_of(draft).reuse(None)
         return _hints(draft, draft.demand.cpus)
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
         if not container.may_have(CPU):
             return
         own = cpus_of(draft)
+        own.reuse(container.name)
         draft.count(CPU_PINNING_REQUESTS.name)
         try:
             cpus = _take_aligned(draft, container.cpus, hint, container.name)
@@ -454,6 +483,7 @@ class CpuManager(ResourceManager):
             reject_if(self.empty_pool(draft, Reason.EMPTY_POD_SHARED_POOL))
             # 3. With `full-pcpus-only` the budget has to be whole cores, the parts need not.
             # 4. Take the budget as a whole.
+            own.reuse(None)
             own.pod = budget = _take_aligned(draft, demand.cpus, hint, None)
             # 5. Divide the budget in the order in which the containers start.
             parts = _divided_budget(draft, budget)
@@ -591,7 +621,10 @@ def _rooms_text(rules: HostPolicy, free: Mask) -> str:
 
 def _divided_budget(draft: Draft, budget: Mask) -> dict[str, CpuPart]:
     topology, options = cpus_of(draft).topology, draft.rules.policy.cpu.options
+    kept = cpus_of(draft).kept
     try:
+        if kept is not None:
+            return divided_again(topology, options, budget, draft.demand, kept)
         version = draft.rules.policy.version
         return divide_cpus(topology, options, budget, draft.demand, draft.work, version)
     except NotEnoughCpusError as error:
@@ -670,10 +703,10 @@ def _take(draft: Draft, count: int, hint: Hint, container: str | None) -> Mask:
     own = cpus_of(draft)
     topology = own.topology
     try:
-        taken = _near_hint(draft, own.available, count, hint)
-        if draft.rules.policy.cpu.options.full_pcpus_only and topology.cores_of(taken) != taken:
-            taken = _near_hint(draft, _usable(draft, count), count, hint)
-        taken = _not_shared(draft, taken, container)
+        if own.kept is not None:
+            taken = _grown(draft, own.kept.get(container or BUDGET, EMPTY), count, hint)
+        else:
+            taken = _taken(draft, count, hint, container)
     except NotEnoughCpusError as error:
         raise Rejected(_not_enough(draft, count, own.available, container)) from error
     own.free -= taken
@@ -682,6 +715,32 @@ def _take(draft: Draft, count: int, hint: Hint, container: str | None) -> Mask:
     if any(not taken.bits & ~cache.cpus for cache in topology.uncores):
         draft.count(ALIGNED_COUNT.name, _CONTAINER, "uncore_cache")
     return taken
+
+
+def _taken(draft: Draft, count: int, hint: Hint, container: str | None) -> Mask:
+    """Return CPUs for a container (None: the pod) that has none yet."""
+    topology = cpus_of(draft).topology
+    taken = _near_hint(draft, cpus_of(draft).available, count, hint)
+    if draft.rules.policy.cpu.options.full_pcpus_only and topology.cores_of(taken) != taken:
+        taken = _near_hint(draft, _usable(draft, count), count, hint)
+    return _not_shared(draft, taken, container)
+
+
+def _grown(draft: Draft, kept: Mask, count: int, hint: Hint) -> Mask:
+    """Return what a container keeps, with the nearest free CPUs, those inside the hint first."""
+    own, options = cpus_of(draft), draft.rules.policy.cpu.options
+    free, cpus = own.free, kept
+    aligned = EMPTY if hint.nodes is None else aligned_cpus(draft, hint.nodes, free)
+    if options.distribute_cpus_across_numa:
+        near = free & own.topology.cpus_in_nodes(own.topology.nodes_of(kept))
+        cpus |= evenly(own.topology, options, kept, aligned | near, count - len(kept))
+    for place in (aligned - cpus, free - cpus):
+        room = len(own.topology.whole_cores_in(place)) if options.full_pcpus_only else len(place)
+        more = min(count - len(cpus), room)
+        cpus |= nearest(own.topology, options, cpus, place - cpus, more)
+    if len(cpus) < count:
+        raise NotEnoughCpusError(count, len(cpus))
+    return cpus
 
 
 def _not_shared(draft: Draft, taken: Mask, container: str | None) -> Mask:

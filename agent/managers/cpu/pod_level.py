@@ -89,7 +89,7 @@ def divide_cpus(
     def take(cpus: Mask, count: int) -> Mask:
         return take_by_topology(topology, options, cpus, count, work(), version)
 
-    parts = _divided(budget, demand, lambda container, pool: take(pool, container.cpus))
+    parts = divided(budget, demand, lambda container, pool: take(pool, container.cpus))
     if not options.full_pcpus_only or not _shares_a_core(topology, demand, parts):
         return parts
     # Sidecars and apps run at the same time: choose their slices together, core by core.
@@ -102,7 +102,7 @@ def divide_cpus(
         apart = budget - topology.cores_of(budget - pool)
         return take(apart if len(apart) >= container.cpus else pool, container.cpus)
 
-    by_core = _divided(budget, demand, choose)
+    by_core = divided(budget, demand, choose)
     pairs = zip(_cost(topology, demand, by_core), _cost(topology, demand, parts), strict=True)
     return by_core if any(ours < theirs for ours, theirs in pairs) else parts
 
@@ -115,7 +115,7 @@ def apart_budget(
     Where cores differ in size the fewest cores are large ones, whose threads several exclusive
     containers would have. Of smaller ones each may have its own.
     """
-    parts = _divided(budget, demand, lambda container, pool: take(pool, container.cpus))
+    parts = divided(budget, demand, lambda container, pool: take(pool, container.cpus))
     if not _shares_a_core(topology, demand, parts):
         return budget
     slices = _apart(topology, take, near, _long_running(demand))
@@ -129,10 +129,13 @@ def apart_budget(
     return instead if topology.cores_of(instead) == instead else budget
 
 
-def _divided(
+def divided(
     budget: Mask, demand: PodDemand, choose: Callable[[ContainerDemand, Mask], Mask]
 ) -> dict[str, CpuPart]:
-    """Divide the budget; `choose` takes a container's exclusive CPUs from the remaining CPUs."""
+    """Divide a budget by the rules of the KEP, by name in the order of admission.
+
+    `choose` returns the exclusive CPUs of a container out of those that remain for it.
+    """
     parts: dict[str, CpuPart] = {}
     # a. Init containers run one after the other, so each may have all that the sidecars before it
     #    have not; a sidecar keeps its CPUs as long as the pod runs.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agent.managers.demand import ContainerDemand, PodDemand, PodRequest
     from agent.managers.host import HostPolicy
     from agent.managers.ledger import Ledger
-    from agent.managers.resource_manager import Draft
+    from agent.managers.resource_manager import Draft, Held
     from agent.managers.topology.hint import Hint
     from agent.managers.topology.many_nodes import Hints, ProviderHints
     from agent.pods.quantity import Quantity
@@ -247,10 +247,19 @@ class DeviceDraft(PodPart):
 
     `containers` are ids by resource by name of the container. `allocated` are the ids of other
     pods and of this one, by resource, `reusable` those of standard init containers of this pod.
+    `kept` are those of a running pod, as `containers`, None for a pod that is to be admitted.
     """
 
     allocated: dict[str, frozenset[str]] = field(default_factory=dict)
     reusable: dict[str, frozenset[str]] = field(default_factory=dict)
+    kept: dict[str, Mapping[str, tuple[str, ...]]] | None = None
+
+    def reuse(self, *containers: str) -> None:
+        """Have containers of a running pod use again what they keep."""
+        self.reusable = {}
+        for name in containers:
+            for resource, ids in (self.kept or {}).get(name, {}).items():
+                self.reusable[resource] = self.reusable.get(resource, _NONE).union(ids)
 
 
 @final
@@ -287,15 +296,30 @@ class DeviceManager(ResourceManager):
     def start(self, rules: HostPolicy, part: TakenDevices, demand: PodDemand) -> DeviceDraft:
         return DeviceDraft(allocated={resource: taken.ids for resource, taken in part.items()})
 
+    def hold(self, draft: Draft, held: Held) -> None:
+        # A running pod keeps its devices, whatever has become of them.
+        own = _own(draft)
+        own.kept = {each.name: each.devices for each in held.allocation.containers if each.devices}
+        for resource, ids in _of_allocation(held.allocation).items():
+            own.allocated[resource] = own.allocated.get(resource, _NONE) | ids
+
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
+        if _own(draft).kept is not None:
+            _own(draft).reuse(container.name)
         return _hints(draft, container.part(DEVICES)) | _near(draft)
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
+        if (kept := _own(draft).kept) is not None:
+            _own(draft).reuse(*kept)
         return _hints(draft, draft.demand.parts[DEVICES].pod) | _near(draft)
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
         # All device plugins that have a preference are asked at once.
         own = _own(draft)
+        if own.kept is not None:
+            if devices := own.kept.get(container.name):
+                own.containers[container.name] = devices
+            return
         questions: list[Question] = []
         for resource, count in container.part(DEVICES).items():
             try:

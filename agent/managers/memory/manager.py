@@ -30,6 +30,9 @@ from agent.managers.memory.assignment import (
 )
 from agent.managers.memory.pod_level import divide_memory, empty_memory_pool
 from agent.managers.memory.state import (
+    charge as with_block,
+)
+from agent.managers.memory.state import (
     charge_allocation,
     charged_blocks,
     free_memory,
@@ -52,11 +55,13 @@ from agent.managers.metrics import (
 from agent.managers.policy import MemoryManagerPolicy
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.sharing import unused_budget
+from agent.managers.topology.hint import Hint
+from agent.managers.topology.many_nodes import HintFamily
 from agent.managers.violations import ADMIT_AGAIN, Rule, Violation
 from agent.pods.model import CPU, MEMORY
 from agent.pods.quantity import MAX_INT64, Quantity
 from agent.pods.requests import is_memory_type, memory_requests, pod_memory_requests
-from sysfs.mask import EMPTY, Mask
+from sysfs.mask import EMPTY, Mask, iter_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -67,9 +72,8 @@ if TYPE_CHECKING:
     from agent.managers.ledger import Ledger
     from agent.managers.machine import MachineNode
     from agent.managers.memory.state import MemoryFacts, NodeMemory
-    from agent.managers.resource_manager import Draft
-    from agent.managers.topology.hint import Hint
-    from agent.managers.topology.many_nodes import ProviderHints
+    from agent.managers.resource_manager import Draft, Held
+    from agent.managers.topology.many_nodes import Hints, ProviderHints
 
 
 NODE_MEMORY: Final = gauge(
@@ -94,13 +98,21 @@ class MemoryDraft(PodPart, kw_only=True):
     `containers` are blocks by name, `pod` the blocks of the budget. `reusable` are bytes by nodes
     (bits) and memory type of standard init containers of this pod, which a later container of the
     pod may get. `facts` are those of the nodes that the pod may use, of the `classes` of memory
-    that it asks for ("": any).
+    that it asks for ("": any). `kept` are the blocks that containers of a running pod have, by
+    name, and under "" those of its budget; None for a pod that is to be admitted.
     """
 
     facts: MemoryFacts
     classes: str = ""
     charge: Mapping[int, NodeMemory] = field(default_factory=dict)
     reusable: dict[tuple[int, str], int] = field(default_factory=dict)
+    kept: Mapping[str, tuple[MemoryBlock, ...]] | None = None
+
+    def kept_nodes(self, container: str | None) -> Mask:
+        """Return the nodes of what a container of a running pod has (None: the pod as a whole)."""
+        kept = self.kept or {}
+        parts = kept.values() if container is None else (kept.get(container, ()),)
+        return Mask.union(block.nodes for blocks in parts for block in blocks)
 
 
 def memory_of(draft: Draft) -> MemoryDraft:
@@ -345,21 +357,47 @@ class MemoryManager(ResourceManager):
             return _rejection(draft, error, requests, None if container is None else container.name)
         return None
 
+    def hold(self, draft: Draft, held: Held) -> None:
+        pod, own = held.allocation, memory_of(draft)
+        budget = {"": pod.memory} if pod.memory else {}
+        own.kept = budget | {each.name: each.memory for each in pod.containers if each.memory}
+        if gone := own.kept_nodes(None) - own.facts.mask:
+            message = f"its memory is on {nodes_text(gone)}, which pods can no longer have"
+            raise Rejected(Rejection(Reason.INFEASIBLE, message, ADMIT_AGAIN, MEMORY))
+
+    def grows(self, draft: Draft, container: ContainerDemand | None) -> bool:
+        demand, kept = draft.demand, memory_of(draft).kept or {}
+        if not demand.active(MEMORY):
+            return False
+        if container is None and not demand.pod_level:
+            return any(self.grows(draft, each) for each in demand.containers)
+        has = kept.get("" if container is None else container.name, ())
+        asked = demand.memory if container is None else container.memory
+        if container is not None and container.is_standard_init:
+            return False
+        sizes = {block.type: block.size for block in has}
+        return any(size > sizes.get(name, 0) for name, size in asked.items())
+
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
-        return _hints(draft, container.memory) if draft.demand.active(MEMORY) else {}
+        if not draft.demand.active(MEMORY):
+            return {}
+        return _containing(draft, _hints(draft, container.memory), container.name)
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
         if not draft.demand.active(MEMORY):
             return {}
         if _lacks_pool(draft.demand):
             return dict.fromkeys(draft.demand.memory, ())
-        return _hints(draft, draft.demand.memory)
+        return _containing(draft, _hints(draft, draft.demand.memory), None)
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
         _with_nodes(draft)
         if not draft.demand.active(MEMORY):
             return
         # Whether one that shares its pod's budget counts as a request is a rule of the version.
+        if memory_of(draft).kept is not None and container.is_standard_init:
+            _keep(draft, container.name)
+            return
         shares = draft.demand.pod_level and not container.memory
         if shares and draft.rules.policy.version.rules.sharing_containers_pin_no_memory:
             return
@@ -570,6 +608,30 @@ def _with_nodes(draft: Draft) -> MemoryDraft:
     return own
 
 
+def _containing(draft: Draft, hints: ProviderHints, container: str | None) -> ProviderHints:
+    """Return the hints that have the nodes of what a running container (None: the pod) has."""
+    own = memory_of(draft)
+    nodes = own.kept_nodes(container).bits
+    if not nodes or not own.facts.has_own_cpus(draft.rules.machine):
+        return hints
+    return {name: None if each is None else _having(each, nodes) for name, each in hints.items()}
+
+
+def _having(hints: Hints, nodes: int) -> Hints:
+    if isinstance(hints, HintFamily):
+        return hints.containing(nodes)
+    return tuple([hint for hint in hints if not nodes & ~(hint.nodes or 0)])
+
+
+def _keep(draft: Draft, container: str) -> None:
+    """Leave an init container of a running pod what it has: it may have ended."""
+    own = memory_of(draft)
+    if blocks := (own.kept or {}).get(container, ()):
+        own.containers[container] = blocks
+        for block in blocks:
+            own.charge = with_block(own.facts, own.charge, block)
+
+
 def _without_nodes(draft: Draft) -> Rejection:
     by_class: dict[str, list[int]] = {}
     for node, name in draft.rules.policy.memory.classes.items():
@@ -591,8 +653,15 @@ def _assign(
 ) -> tuple[MemoryBlock, ...]:
     own, machine, work = memory_of(draft), draft.rules.machine, draft.work()
     facts, charge, reusable = own.facts, own.charge, own.reusable
+    if nodes := own.kept_nodes(container).bits:
+        # A running pod keeps its nodes, and has more where these have too little.
+        enough = all(
+            sum(free_memory(facts, charge, name)[node] for node in iter_bits(nodes)) >= size
+            for name, size in requests.items()
+        )
+        hint = Hint(nodes if enough else nodes | (hint.nodes or 0), hint.preferred)
     try:
-        if own.classes and requests:
+        if own.classes and requests and not nodes:
             hint = near_alignment(facts, charge, requests, machine, hint, reusable, work)
         blocks, own.charge = assign(facts, charge, requests, hint, reusable, work)
     except ManagerError as error:

@@ -427,6 +427,18 @@ class HintFamily(Struct, frozen=True):
         """Return whether a set of nodes is among the preferred hints."""
         return self._is_preferred(mask) and self.holds(mask)
 
+    def containing(self, nodes: int) -> HintFamily:
+        """Return the hints that have all of some nodes (bits)."""
+        cover = self.cover
+        if cover is not None:
+            cover = replace(cover, required=cover.required | nodes)
+        return HintFamily(
+            tuple(mask for mask in self.masks if not nodes & ~mask),
+            None if cover is None or cover.is_empty else cover,
+            self.fewest,
+            self.span,
+        )
+
     def single_nodes(self) -> list[Hint]:
         """Return the hints of a single node, in order."""
         ones = [1 << node for node in iter_bits(self.nodes)]

@@ -23,19 +23,24 @@ from hypothesis.stateful import (
 
 from agent.managers import admission
 from agent.managers.admission import admit, remove, start_container
+from agent.managers.allocation import Isolation
 from agent.managers.cpu.manager import exclusive_cpus, shared_pool
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.device.manager import allocated_devices
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import PluginDevice, TopologyManagerPolicy, TopologyManagerScope
+from agent.managers.resize import OtherAmounts, resize
 from agent.managers.rules import restored
-from sysfs.mask import Mask
+from agent.pods.model import ContainerKind
+from agent.pods.requests import is_container_guaranteed
+from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import GIB, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 from tests.conformance.invariants import NOTHING, Before, broken_invariants
 
 if TYPE_CHECKING:
+    from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision, Offers
     from agent.managers.rules import EffectivePolicy
     from agent.managers.topology.hint import Hint
@@ -158,6 +163,64 @@ def pods(draw: st.DrawFn, uid: str = "u") -> Pod:
     return pod(*(draw(containers(name)) for name in names), of_pod=budget, uid=uid)
 
 
+@st.composite
+def resized(draw: st.DrawFn, former: Pod) -> Pod:
+    """Draw other amounts of a container, or of the pod level where the pod states it."""
+    containers = [each for each in former.all_containers() if each.kind is not ContainerKind.INIT]
+    names: list[str | None] = [each.name for each in containers]
+    names += 3 * [each.name for each in containers if is_container_guaranteed(each)]
+    levels = names if former.resources is None else [*names, *names, *3 * [None]]
+    cpu = draw(st.sampled_from([None, 1, 2, 3, 4, 5, 6, 8, 1.5]))
+    memory = draw(st.sampled_from([None, None, None, 0.1, 1, 2, 4, 6]))
+    return OtherAmounts(
+        former.uid,
+        draw(st.sampled_from(levels)),
+        None if cpu is None else int(1000 * cpu),
+        None if memory is None else int(GIB * memory),
+    ).of(former)
+
+
+def kept(allocation: PodAllocation) -> st.SearchStrategy[Mask]:
+    """Draw CPUs that are to stay: mostly none."""
+    some = st.sets(st.sampled_from([*allocation.exclusive_cpus] or [0]), max_size=4)
+    return st.just(EMPTY) | st.just(EMPTY) | some.map(Mask.from_ids)
+
+
+def broken_resize(before: PodAllocation, after: PodAllocation, keep: Mask) -> list[str]:
+    """Return what a resize may not do to a pod and did."""
+    broken = []
+    pairs = [(one, after.container(one.name)) for one in before.containers]
+    parts = [("", before.cpus, after.cpus)] + [
+        (one.name, one.cpus, new.cpus)
+        for one, new in pairs
+        if new is not None and one.isolation is Isolation.CONTAINER
+    ]
+    for name, old, new in parts:
+        if (old is None) is not (new is None):
+            broken.append(f"{name} got or lost CPUs of its own")
+        if old is None or new is None:
+            continue
+        if not (old <= new or new <= old):
+            broken.append(f"{name} had {old} and has {new}")
+        given = before.originals.get(name, old) & old
+        if not given <= new and not new <= keep | Mask.union(
+            [each or EMPTY for _, _, each in parts]
+        ):
+            broken.append(f"{name} lost of {given}, which it was admitted with")
+        if not keep & old <= new:
+            broken.append(f"{name} lost of {keep}, which was to stay")
+    for one, instead in pairs:
+        if (
+            instead is None
+            or one.devices != instead.devices
+            or one.isolation is not instead.isolation
+        ):
+            broken.append(f"{one.name} has another isolation, or other devices")
+        elif one.kind is not ContainerKind.INIT and not one.mems <= instead.mems:
+            broken.append(f"{one.name} had memory on {one.mems} and has it on {instead.mems}")
+    return broken
+
+
 def shown(decision: Decision) -> list[tuple[str | None, Offers, Hint, bool]]:
     """Return the traces of a decision as they are explained."""
     return [(each.container, each.providers, each.merged, each.admitted) for each in decision.hints]
@@ -215,6 +278,23 @@ class Host(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(self.admitted)))
         del self.admitted[uid]
         self.ledger = remove(self.in_force, self.ledger, uid)
+
+    @precondition(lambda self: self.admitted)
+    @rule(data=st.data())
+    def resize(self, data: st.DataObject) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.admitted)))
+        former, before = self.admitted[uid], self.ledger.allocations[uid]
+        desired = data.draw(resized(former))
+        keep = data.draw(kept(before))
+        decision = resize(self.in_force, self.ledger, desired, keep)
+        assert decision == resize(self.in_force, self.ledger, desired, keep)
+        if decision.allocation is None:
+            assert decision.rejection is not None
+            assert decision.ledger is self.ledger, "a rejected resize changes nothing"
+            return
+        assert broken_resize(before, decision.allocation, keep) == []
+        assert list(decision.ledger.allocations) == list(self.ledger.allocations)
+        self.ledger, self.admitted[uid] = decision.ledger, desired
 
     @precondition(lambda self: self.admitted)
     @rule(data=st.data())

@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from agent.api.documents.admissions import BindRequest
+from agent.api.documents.admissions import BindRequest, ResizeRequest
 from agent.api.documents.maintenance import CordonRequest
 from agent.server.errors import NotCordonedError, PodNotFoundError
+from agent.server.resizes import resize_of
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
 from systemd.units import allowed_cpus
@@ -167,6 +168,20 @@ def _cordoned(site: Site) -> None:
     with_agent(site, lambda controller: _cordon(controller, site))
 
 
+def _resize(uid: str, container: str = "", cpus: str = "") -> Change:
+    asked = resize_of(uid, ResizeRequest(container=container, cpus=cpus))
+    return Change(lambda controller, _: controller.resize(asked))
+
+
+def _after(first: Change, then: Change) -> Change:
+    """Return a change of what another one left."""
+
+    def provoke(site: Site) -> None:
+        with_agent(site, lambda controller: first.ask(controller, site))
+
+    return Change(then.ask, provoke)
+
+
 CHANGES: Final = {
     "admit": Change(lambda controller, _: controller.admit(NEW_POD)),
     "deliver": Change(_deliver),
@@ -182,6 +197,11 @@ CHANGES: Final = {
     "cordon-node": Change(lambda controller, _: controller.cordon(CordonRequest(target="node:1"))),
     "uncordon": Change(_uncordon, _cordoned),
     "repair": Change(lambda controller, _: controller.reconcile(), _drift),
+    "grow": _resize(EXCLUSIVE, "main", "4"),
+    "grow-slice": _resize(MIXED, "own", "2"),
+    "grow-budget": _resize(MIXED, cpus="5"),
+    "shrink": _after(_resize(EXCLUSIVE, "main", "4"), _resize(EXCLUSIVE, "main", "2")),
+    "shrink-budget": _after(_resize(MIXED, cpus="5"), _resize(MIXED, cpus="3")),
 }
 
 

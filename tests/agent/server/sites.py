@@ -315,7 +315,10 @@ def _pod_wrongs(site: Site, allocation: PodAllocation, pod: str, shared: Mask) -
 
 
 def allocated_twice(site: Site, allocations: Mapping[str, PodAllocation]) -> list[str]:
-    """Return whose processes may run on CPUs that are exclusively another pod's, who runs too."""
+    """Return whose processes may run on CPUs that are exclusively another pod's, who runs there.
+
+    A pod that grows does not run on its new CPUs before they were taken from others.
+    """
     running = [
         (uid, path, site.kernel.allowed(pid)[0])
         for path in site.cgroups()
@@ -325,12 +328,15 @@ def allocated_twice(site: Site, allocations: Mapping[str, PodAllocation]) -> lis
     owners: dict[str, Mask] = {
         uid: allocation.exclusive_cpus for uid, allocation in allocations.items()
     }
-    alive = {uid for uid, _, _ in running}
+    used = {
+        owner: own & Mask.union(cpus for uid, _, cpus in running if uid == owner)
+        for owner, own in owners.items()
+    }
     return [
         f"{path} may use {cpus & own}, which are {owner}'s"
         for uid, path, cpus in running
-        for owner, own in owners.items()
-        if owner != uid and owner in alive and cpus & own
+        for owner, own in used.items()
+        if owner != uid and cpus & own
     ]
 
 

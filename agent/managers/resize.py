@@ -1,0 +1,242 @@
+"""Resize: a running pod gets more or fewer CPUs, or more or less memory (KEP-1287, KEP-5554).
+
+In go the ledger and the specification of an admitted pod with other amounts of cpu, memory and huge
+pages; out comes a decision. It is made as that of an admission, of the pod as it is now: what each
+container keeps is put into the draft, and the managers give the rest (`ResourceManager.hold`).
+Always true of a pod that is resized:
+
+1. Its QoS class, which containers have CPUs and memory of their own, its devices and the NUMA
+   nodes of its memory stay.
+2. A container that gets more CPUs keeps all that it has; one that gets fewer keeps those that it
+   was admitted with, unless CPUs are named that stay. So it is with a budget (KEP-5526), whose
+   slices stay in it.
+3. The policy that admitted the pod admits it so, too. What gets nothing more is not aligned again.
+4. A rejected resize changes nothing.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.managers import node_fit
+from agent.managers.admission import allocated
+from agent.managers.advice import Advice, AdviceKind
+from agent.managers.allocation import Isolation
+from agent.managers.cpu.resizing import BUDGET
+from agent.managers.decision import Decision, Reason, Rejection
+from agent.managers.resource_manager import Held
+from agent.managers.rules import charged, released
+from agent.managers.specification import specification_of
+from agent.pods.changes import amount_of, with_resources, without_amounts
+from agent.pods.model import CPU, MEMORY, full_name, spec_text
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.managers.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.demand import PodDemand
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
+    from agent.pods.model import Pod
+
+
+class OtherAmounts(Struct, frozen=True):
+    """Other amounts of one container of an admitted pod, or of its pod-level resources."""
+
+    uid: str
+    #: None: those of the pod level.
+    container: str | None
+    #: In millicores; None: as before.
+    cpu: int | None = None
+    #: In bytes; None: as before.
+    memory: int | None = None
+
+    def amounts(self) -> Iterator[tuple[str, int]]:
+        """Yield the resources with another amount."""
+        for name, amount in ((CPU, self.cpu), (MEMORY, self.memory)):
+            if amount is not None:
+                yield name, amount
+
+    def of(self, pod: Pod) -> Pod:
+        """Return the pod with these amounts (`agent.pods.changes.with_resources`)."""
+        return with_resources(pod, self.container, dict(self.amounts()))
+
+
+def is_resize(existing: PodAllocation, pod: Pod) -> bool:
+    """Return whether a specification differs from that of an admitted pod in amounts alone."""
+    before = specification_of(existing)
+    if before is None:
+        return False
+    return spec_text(without_amounts(before)) == spec_text(without_amounts(pod))
+
+
+def resize(rules: EffectivePolicy, ledger: Ledger, pod: Pod, keep: Mask = EMPTY) -> Decision:
+    """Decide on other amounts for an admitted pod; raises `KeyError` for one that is not admitted.
+
+    `keep` are CPUs that stay with their containers. A rejection is `Infeasible` if the pod could
+    not have that on a host of its own, else `Deferred`. Pure; device plugins are not asked.
+    """
+    existing = ledger.allocations[pod.uid]
+    if existing.spec == spec_text(pod) and not keep:
+        return Decision(pod.uid, ledger, allocation=existing, already_admitted=True)
+    demand = rules.demand(pod)
+    cause = next(_differences(rules, existing, demand), None)
+    if cause is not None:
+        return Decision(pod.uid, ledger, cause=cause, pod=pod)
+    decision = _decide(rules, ledger, existing, demand, keep)
+    rejection = decision.rejection
+    if rejection is None or rejection.reason == Reason.INFEASIBLE:
+        return decision
+    alone = charged(rules, rules.empty_ledger(), existing)
+    fits = _decide(rules, alone, existing, demand, keep).admitted
+    reason = Reason.DEFERRED if fits else Reason.INFEASIBLE
+    message = f"{rejection.reason}: {rejection.message}"
+    return replace(decision, cause=replace(rejection, reason=reason, message=message))
+
+
+def _decide(
+    rules: EffectivePolicy,
+    ledger: Ledger,
+    existing: PodAllocation,
+    demand: PodDemand,
+    keep: Mask,
+) -> Decision:
+    pod, without = demand.pod, released(rules, ledger, existing.uid)
+    unfit = node_fit.rejection(rules, without, demand.requests)
+    if unfit is not None:
+        return Decision(pod.uid, ledger, cause=unfit, demand=demand, pod=pod)
+    draft = rules.draft(without, demand)
+    draft.held = Held(existing, keep)
+    decision = allocated(rules, draft, ledger)
+    if decision.allocation is None:
+        return decision
+    allocation = _carried(existing, decision.allocation)
+    ledger = decision.ledger.with_allocation(allocation)
+    return replace(decision, allocation=allocation, ledger=ledger, resized=True)
+
+
+def _differences(
+    rules: EffectivePolicy, existing: PodAllocation, demand: PodDemand
+) -> Iterator[Rejection]:
+    """Yield why a specification is no resize of a pod that this policy can make."""
+    before, pod = specification_of(existing), demand.pod
+    if before is None:
+        message = "its specification is not known"
+        remedy = "admit the specification that it was started with first"
+        yield Rejection(Reason.INFEASIBLE, message, remedy)
+        return
+    if spec_text(without_amounts(before)) != spec_text(without_amounts(pod)):
+        message = f"pod {full_name(existing)} would differ in more than amounts of cpu and memory"
+        yield Rejection(Reason.INFEASIBLE, message, "remove the pod and admit the new one")
+        return
+    was, now = rules.demand(before), demand
+    qos = now.request.qos
+    if was.request.qos is not qos:
+        message = f"its QoS class is {existing.qos} and would be {qos}, which no resize changes"
+        remedy = "keep each request as it is to its limit"
+        yield Rejection(Reason.INFEASIBLE, message, remedy)
+        return
+    yield from _of_containers(existing, was, now)
+    of_pod = rules.policy.topology.is_pod_scope and now.pod_level
+    cpus, memory = of_pod and now.active(CPU), of_pod and now.active(MEMORY) and bool(now.memory)
+    if (existing.cpus is not None, bool(existing.memory)) != (cpus, memory):
+        message = "the policy divides pod-level resources otherwise than when it was admitted"
+        yield Rejection(Reason.INFEASIBLE, message, "remove the pod and admit it again")
+
+
+def _of_containers(existing: PodAllocation, was: PodDemand, now: PodDemand) -> Iterator[Rejection]:
+    """Yield why containers would no longer have resources of their own, or would have some."""
+    for before, after in zip(was.containers, now.containers, strict=True):
+        name, has = before.name, existing.container(before.name)
+        if before.is_standard_init and before.container != after.container:
+            message = f"init container {name} ends before the pod runs, so it is not resized"
+            yield Rejection(Reason.INFEASIBLE, message, container=name)
+        for manager in now.parts:
+            if before.may_have(manager) is not after.may_have(manager):
+                own = "its own" if before.may_have(manager) else "no"
+                message = f"container {name} has {own} {manager}, which no resize changes"
+                why = after.why(manager)
+                yield Rejection(Reason.INFEASIBLE, f"{message}: {why}", container=name)
+        if has is None:
+            continue
+        other_cpus = (has.isolation is Isolation.CONTAINER) is not after.may_have(CPU)
+        # Of a budget, which all containers divide, and of an init container, which may have ended,
+        # memory says nothing.
+        pinned = bool(has.memory) if not existing.memory and not after.is_standard_init else None
+        if other_cpus or pinned not in (None, after.may_have(MEMORY) and bool(after.memory)):
+            message = f"container {name} would be decided otherwise than when it was admitted"
+            remedy = "remove the pod and admit it again: the policy has changed since"
+            yield Rejection(Reason.INFEASIBLE, message, remedy, container=name)
+
+
+def _carried(existing: PodAllocation, resized: PodAllocation) -> PodAllocation:
+    """Return a resized allocation with what a resize does not decide."""
+    return replace(
+        resized,
+        containers=tuple(
+            _container(before, after)
+            for before, after in zip(existing.containers, resized.containers, strict=True)
+        ),
+        originals=MappingProxyType(_originals(existing, resized)),
+        source=existing.source,
+        lifetime=existing.lifetime,
+        isolation=existing.isolation,
+        unprepared=existing.unprepared,
+    )
+
+
+def _container(before: ContainerAllocation, after: ContainerAllocation) -> ContainerAllocation:
+    return replace(
+        after, delivery=before.delivery, device_nodes=before.device_nodes, others=before.others
+    )
+
+
+def _originals(existing: PodAllocation, resized: PodAllocation) -> Mapping[str, Mask]:
+    """Return the CPUs of the admission that containers and the budget still have."""
+    has = {BUDGET: existing.cpus} | {
+        each.name: each.cpus
+        for each in existing.containers
+        if each.isolation is Isolation.CONTAINER
+    }
+    now = {BUDGET: resized.cpus} | {each.name: each.cpus for each in resized.containers}
+    return {
+        name: existing.originals.get(name, cpus) & (now[name] or EMPTY)
+        for name, cpus in has.items()
+        if cpus is not None and (name in existing.originals or cpus != now[name])
+    }
+
+
+#: The most other amounts that are tried for a rejected resize.
+_MOST_TRIED: Final = 16
+_MEBIBYTE: Final = 1 << 20
+
+
+def advise(
+    rules: EffectivePolicy, ledger: Ledger, change: OtherAmounts, keep: Mask = EMPTY
+) -> Iterator[Advice | None]:
+    """Yield an advice or None for each other amount that is tried in place of a rejected change.
+
+    The amounts lie between the present one and the one that was asked for, nearest to this first.
+    The advice was tried: the pod could be resized so now. It ends the trials.
+    """
+    before = specification_of(ledger.allocations[change.uid])
+    if before is None:
+        return
+    for resource, asked in change.amounts():
+        present = amount_of(before, change.container, resource)
+        if present is None:
+            continue
+        step = 1000 if resource == CPU else max(_MEBIBYTE, abs(asked - present) // _MOST_TRIED)
+        nearer = range(asked, present, step if asked < present else -step)
+        for amount in nearer[1 : _MOST_TRIED + 1]:
+            other = replace(change, **{resource: amount})
+            if resize(rules, ledger, other.of(before), keep).admitted:
+                text = f"ask for {node_fit.node_amount_text(resource, amount)} of {resource}"
+                yield Advice(AdviceKind.REQUEST, text, change.container, resource, amount)
+                return
+            yield None

@@ -1,0 +1,345 @@
+"""Running pods get other amounts: what stays, what comes, and what is rejected.
+
+What holds of every resize on every host is in `test_invariants`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from msgspec.structs import replace
+
+from agent.managers.admission import remove
+from agent.managers.policy import (
+    IsolationMode,
+    NodeFit,
+    PluginDevice,
+    TopologyManagerPolicy,
+)
+from agent.managers.resize import OtherAmounts, advise, is_resize, resize
+from agent.managers.specification import specification_of
+from agent.pods.model import SMT, isolation_annotation, spec_text
+from sysfs.mask import EMPTY, Mask
+from tests.agent.managers.drafts import with_pod
+from tests.agent.managers.hosts import (
+    BEST_EFFORT,
+    CONTAINER,
+    GIB,
+    NO_POLICY,
+    RESTRICTED,
+    SINGLE,
+    make_rules,
+)
+from tests.agent.managers.hosts import SMT as SMT_HOST
+from tests.agent.pods.pods import app, guaranteed, init, pod, resources
+
+if TYPE_CHECKING:
+    from agent.managers.allocation import PodAllocation
+    from agent.managers.decision import Rejection
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
+    from agent.pods.model import Pod
+
+MAIN: Final = "main"
+ONE: Final = guaranteed("cpu=1 memory=1Gi")
+
+
+def one(cpus: int, memory: str = "1Gi", uid: str = "u-1", **more: Any) -> Pod:  # noqa: ANN401
+    return pod(app(MAIN, guaranteed(f"cpu={cpus} memory={memory}")), uid=uid, **more)
+
+
+def asked(
+    ledger: Ledger, uid: str = "u-1", container: str | None = MAIN, **amounts: float
+) -> tuple[OtherAmounts, Pod]:
+    """Return a change in CPUs and GiB, and the specification with it."""
+    cpu, memory = amounts.get("cpu"), amounts.get("memory")
+    change = OtherAmounts(
+        uid,
+        container,
+        None if cpu is None else int(1000 * cpu),
+        None if memory is None else int(GIB * memory),
+    )
+    before = specification_of(ledger.allocations[uid])
+    assert before is not None
+    return change, change.of(before)
+
+
+def resized(
+    rules: EffectivePolicy,
+    ledger: Ledger,
+    keep: str = "",
+    **change: Any,  # noqa: ANN401
+) -> Ledger:
+    decision = resize(rules, ledger, asked(ledger, **change)[1], Mask.parse(keep))
+    assert decision.admitted, decision.rejection
+    return decision.ledger
+
+
+def rejected(
+    rules: EffectivePolicy,
+    ledger: Ledger,
+    keep: str = "",
+    **change: Any,  # noqa: ANN401
+) -> Rejection:
+    decision = resize(rules, ledger, asked(ledger, **change)[1], Mask.parse(keep))
+    assert decision.rejection is not None
+    assert decision.ledger is ledger
+    return decision.rejection
+
+
+def cpus(ledger: Ledger, uid: str = "u-1") -> dict[str, str]:
+    """Return the CPUs of the containers, and of the budget as ""."""
+    allocation = ledger.allocations[uid]
+    found = {"": allocation.cpus} | {each.name: each.cpus for each in allocation.containers}
+    return {name: str(mask) for name, mask in found.items() if mask is not None}
+
+
+# Shows in differences.md: resize-exclusive
+def test_a_pod_grows_and_shrinks_back_to_what_it_had() -> None:
+    rules = make_rules()
+    before = with_pod(rules, one(2, uid="u-2"), with_pod(rules, one(2)))
+    assert cpus(before) == {MAIN: "1-2"}
+    grown = resized(rules, before, cpu=4)
+    assert cpus(grown) == {MAIN: "1-2,5-6"}
+    assert grown.allocations["u-1"].originals == {MAIN: Mask.parse("1-2")}
+    assert list(grown.allocations) == ["u-1", "u-2"]
+    shrunk = resized(rules, grown, cpu=2)
+    assert cpus(shrunk) == {MAIN: "1-2"}
+    assert shrunk.parts == before.parts, "what was free is free again"
+    assert remove(rules, remove(rules, shrunk, "u-1"), "u-2") == rules.empty_ledger()
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [(BEST_EFFORT, "1-7,9"), (NO_POLICY, "1-7,9"), (RESTRICTED, None), (SINGLE, None)],
+)
+def test_beyond_its_node_a_pod_grows_where_the_policy_lets_it(
+    policy: TopologyManagerPolicy, expected: str | None
+) -> None:
+    rules = make_rules(topology=policy, reserved="0,8")
+    ledger = with_pod(rules, one(6))
+    if expected is None:
+        found = rejected(rules, ledger, cpu=8)
+        assert (found.reason, found.message.partition(":")[0]) == (
+            "Infeasible",
+            "TopologyAffinityError",
+        )
+    else:
+        assert cpus(resized(rules, ledger, cpu=8)) == {MAIN: expected}
+
+
+# Shows in differences.md: resize-deferred
+def test_what_others_have_defers_and_what_the_host_has_not_is_infeasible() -> None:
+    rules = make_rules(topology=SINGLE)
+    ledger = with_pod(rules, one(3, uid="u-2"), with_pod(rules, one(3)))
+    found = rejected(rules, ledger, cpu=7)
+    assert found.reason == "Deferred"
+    fit = make_rules(topology=SINGLE, fit=NodeFit())
+    found = rejected(fit, with_pod(fit, one(2)), cpu=99)
+    assert found.reason == "Infeasible"
+    assert found.message.startswith("OutOfcpu: ")
+
+
+# Shows in differences.md: resize-below
+def test_fewer_cpus_than_at_the_admission_have_to_be_named() -> None:
+    rules = make_rules()
+    ledger = with_pod(rules, one(4))
+    found = rejected(rules, ledger, cpu=2)
+    assert found.message == (
+        "container main asks for 2 CPUs, but it was admitted with CPUs 1-4, which stay"
+    )
+    assert found.remedy == "name which 2 CPUs of CPUs 1-4 stay (--keep)"
+    assert cpus(resized(rules, ledger, keep="2,4", cpu=2)) == {MAIN: "2,4"}
+    assert rejected(rules, ledger, keep="2,9", cpu=2).message == (
+        "the pod does not have CPUs 9, which are to stay"
+    )
+    grown = resized(rules, ledger, cpu=6)
+    assert cpus(resized(rules, grown, keep="6", cpu=5)) == {MAIN: "1-4,6"}
+    assert rejected(rules, grown, keep="5-6", cpu=5).message.endswith(
+        "but CPUs 1-6 are to stay, which are more"
+    )
+
+
+def test_the_siblings_of_torn_cores_come_first() -> None:
+    rules = make_rules(SMT_HOST, reserved="0,8")
+    ledger = with_pod(rules, one(3))
+    assert cpus(ledger) == {MAIN: "1-2,9"}
+    assert cpus(resized(rules, ledger, cpu=4)) == {MAIN: "1-2,9-10"}
+
+
+def test_whole_cores_stay_whole() -> None:
+    rules = make_rules(SMT_HOST, full_pcpus_only=True)
+    ledger = with_pod(rules, one(2))
+    assert cpus(resized(rules, ledger, cpu=4)) == {MAIN: "1-2,9-10"}
+    assert rejected(rules, ledger, cpu=3).message == (
+        "SMTAlignmentError: 3 CPUs asked, not a multiple of the 2 CPUs of a core"
+    )
+
+
+def test_distributed_cpus_stay_distributed() -> None:
+    rules = make_rules(topology=BEST_EFFORT, reserved="0,8", distribute_cpus_across_numa=True)
+    ledger = with_pod(rules, one(8, memory="1Gi"))
+    assert cpus(ledger) == {MAIN: "1-4,9-12"}
+    assert cpus(resized(rules, ledger, cpu=10)) == {MAIN: "1-5,9-13"}
+
+
+def test_idle_siblings_come_and_go_with_their_cores() -> None:
+    rules = make_rules(SMT_HOST, smt=IsolationMode.ASKED)
+    idle = {isolation_annotation(SMT): "idle-siblings"}
+    ledger = with_pod(rules, one(2, annotations=idle))
+    allocation = resized(rules, ledger, cpu=3).allocations["u-1"]
+    assert (str(allocation.containers[0].cpus), str(allocation.idle)) == ("1-3", "9-11")
+    shrunk = resized(rules, resized(rules, ledger, cpu=3), cpu=2)
+    assert shrunk.parts == ledger.parts
+
+
+BUDGET: Final = pod(
+    app(MAIN, guaranteed("cpu=2 memory=1Gi")),
+    app("rest"),
+    of_pod=guaranteed("cpu=4 memory=4Gi"),
+)
+
+
+# Shows in differences.md: resize-budget
+def test_a_slice_grows_inside_its_budget_and_the_pool_keeps_a_cpu() -> None:
+    rules = make_rules()
+    ledger = with_pod(rules, BUDGET)
+    assert cpus(ledger) == {"": "1-4", MAIN: "1-2", "rest": "3-4"}
+    grown = resized(rules, ledger, cpu=3)
+    assert cpus(grown) == {"": "1-4", MAIN: "1-3", "rest": "4"}
+    assert rejected(rules, grown, cpu=4).reason == "Infeasible"
+    assert resized(rules, grown, cpu=2).parts == ledger.parts
+
+
+def test_a_budget_grows_for_its_pool_and_never_below_its_slices() -> None:
+    rules = make_rules()
+    grown = resized(rules, with_pod(rules, BUDGET), container=None, cpu=6, memory=6)
+    assert cpus(grown) == {"": "1-6", MAIN: "1-2", "rest": "3-6"}
+    assert [(block.size, str(block.nodes)) for block in grown.allocations["u-1"].memory] == [
+        (6 * GIB, "0")
+    ]
+    found = rejected(rules, grown, keep="1-3", container=None, cpu=2)
+    assert found.message == "the pod asks for 2 CPUs, but CPUs 1-3 are to stay, which are more"
+    assert cpus(resized(rules, grown, keep="1-3", container=None, cpu=3)) == {
+        "": "1-3",
+        MAIN: "1-2",
+        "rest": "3",
+    }
+
+
+def test_memory_keeps_its_node_and_widens_where_it_must() -> None:
+    rules = make_rules(topology=BEST_EFFORT)
+    ledger = with_pod(rules, one(2, memory="4Gi"))
+    grown = resized(rules, ledger, memory=8)
+    assert blocks(grown) == [(8 * GIB, "0")]
+    wide = resized(rules, grown, memory=20)
+    assert blocks(wide) == [(20 * GIB, "0-1")]
+    assert blocks(resized(rules, wide, memory=4)) == [(4 * GIB, "0-1")], "nodes stay"
+
+
+def blocks(ledger: Ledger) -> list[tuple[int, str]]:
+    [container] = ledger.allocations["u-1"].containers
+    return [(block.size, str(block.nodes)) for block in container.memory]
+
+
+def test_a_container_that_shares_gets_another_quota_alone() -> None:
+    rules = make_rules()
+    ledger = with_pod(rules, pod(app(MAIN, resources("cpu=500m", "cpu=1"))))
+    after = resized(rules, ledger, cpu=2.5).allocations["u-1"]
+    assert (after.cpu.limit_millis, after.cpu.request_millis) == (2500, 500)
+    assert after.exclusive_cpus == EMPTY
+
+
+GPU: Final = "example.com/gpu"
+TWO_GPUS: Final = {GPU: tuple(PluginDevice(f"d{node}", Mask.of(node)) for node in (0, 1))}
+
+
+def test_devices_stay_even_if_they_are_gone() -> None:
+    rules = make_rules(topology=SINGLE, devices=TWO_GPUS)
+    ledger = with_pod(rules, pod(app(MAIN, guaranteed(f"cpu=2 memory=1Gi {GPU}=1"))))
+    assert gpus(resized(rules, ledger, cpu=4).allocations["u-1"]) == ("d0",)
+    gone = replace(rules, policy=replace(rules.policy, devices={GPU: ()}))
+    assert gpus(resized(gone, ledger, cpu=2, memory=2).allocations["u-1"]) == ("d0",)
+
+
+def gpus(allocation: PodAllocation) -> tuple[str, ...]:
+    return allocation.containers[0].devices[GPU]
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "expected"),
+    [
+        (
+            one(2),
+            {"cpu": 2.5},
+            "container main has its own cpu, which no resize changes: its cpu request 2500m is",
+        ),
+        (
+            pod(app(MAIN, guaranteed("cpu=500m memory=1Gi"))),
+            {"cpu": 1},
+            "container main has no cpu, which no resize changes: Guaranteed with a whole number",
+        ),
+        (
+            pod(app(MAIN, resources("cpu=1 memory=1Gi", "cpu=2 memory=1Gi"))),
+            {"cpu": 1},
+            "its QoS class is Burstable and would be Guaranteed, which no resize changes",
+        ),
+        (
+            pod(
+                init("first", guaranteed("cpu=1 memory=1Gi")),
+                app(MAIN, one(1).containers[0].resources),
+            ),
+            {"container": "first", "cpu": 2},
+            "init container first ends before the pod runs, so it is not resized",
+        ),
+    ],
+)
+def test_what_no_resize_changes(before: Pod, change: dict[str, Any], expected: str) -> None:
+    rules = make_rules(scope=CONTAINER)
+    found = rejected(rules, with_pod(rules, before), **change)
+    assert found.reason == "Infeasible"
+    assert found.message.startswith(expected)
+
+
+def test_another_specification_is_no_resize() -> None:
+    rules = make_rules()
+    ledger = with_pod(rules, one(2))
+    existing = ledger.allocations["u-1"]
+    assert is_resize(existing, one(4, memory="3Gi"))
+    other = pod(app("other", guaranteed("cpu=2 memory=1Gi")))
+    assert not is_resize(existing, other)
+    decision = resize(rules, ledger, other)
+    assert decision.rejection is not None
+    assert decision.rejection.message.endswith(
+        "would differ in more than amounts of cpu and memory"
+    )
+    unknown = ledger.with_allocation(replace(existing, spec=""))
+    decision = resize(rules, unknown, one(4))
+    assert decision.rejection is not None
+    assert decision.rejection.message == "its specification is not known"
+
+
+def test_a_rejection_names_the_nearest_amount_that_was_tried() -> None:
+    rules = make_rules(topology=SINGLE)
+    ledger = with_pod(rules, one(3, uid="u-2"), with_pod(rules, one(2)))
+    change, _ = asked(ledger, cpu=7)
+    tried = list(advise(rules, ledger, change))
+    assert [each is None for each in tried] == [True, True, False]
+    assert tried[-1] is not None
+    assert (tried[-1].text, tried[-1].amount) == ("ask for 4 of cpu", 4000)
+    assert resize(rules, ledger, asked(ledger, cpu=4)[1]).admitted
+
+
+def test_the_specification_of_a_pod_is_kept_with_it() -> None:
+    rules = make_rules()
+    stated = replace(
+        BUDGET,
+        annotations={"example.com/x": "y", "agent.numawarden/require": "aligned"},
+        overhead=guaranteed("cpu=100m").requests,
+    )
+    allocation = with_pod(rules, replace(stated, overhead={})).allocations["u-1"]
+    kept = specification_of(allocation)
+    assert kept is not None
+    assert spec_text(kept) == spec_text(replace(stated, overhead={}))
+    assert kept.annotations == {"agent.numawarden/require": "aligned"}
