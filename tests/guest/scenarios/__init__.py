@@ -126,6 +126,12 @@ SCENARIOS: Final = {
             when=When.CI,
         ),
         Scenario(
+            "live",
+            "two-sockets",
+            "a running process gets more and fewer CPUs: by command, in a budget, by its file",
+            when=When.CI,
+        ),
+        Scenario(
             "containerd-cgroupfs",
             "two-sockets",
             "the examples of KEP-5526 through CRI: crun, cgroupfs driver",
