@@ -168,7 +168,7 @@ def companions(inputs: CompanionInputs) -> Iterator[Companion]:
         watched = KubeletWatch(
             config,
             controller,
-            inputs.noted,
+            inputs.neighbour_conditions,
             inputs.govern,
             inputs.root or ROOT,
             _node_version(config),

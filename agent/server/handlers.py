@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 
+#: The longest body of a request if the configuration does not say otherwise, in bytes.
 MAX_BODY_BYTES: Final = 4 << 20
 #: How long a whole body may take, in seconds.
 BODY_SECONDS: Final = 30.0

@@ -215,8 +215,8 @@ class KernelEnforcement:
         """Compare the kernel with the ledger and look for intruding tasks, without writing."""
         with readable():
             report = self._enforcer.verify(target)
-            found = read_tasks(self._tree, self._probes.tasks, online)
-            return verification(self._tree, target, report, *found)
+            tasks, unconfined = read_tasks(self._tree, self._probes.tasks, online)
+            return verification(self._tree, target, report, tasks, unconfined)
 
     def count_intruders(
         self, target: Desired, outcome: EnforcementReport, online: Mask
@@ -249,14 +249,19 @@ class KernelEnforcement:
         return settings
 
     def pods_around(self, target: Desired, cgroups: Collection[str]) -> frozenset[str]:
-        """Return the uids of the pods whose cgroups lie above any of these, or are bound to one."""
+        """Return the uids of the pods in whose cgroups any of these lie, or that are bound to one.
+
+        A pod is bound to a cgroup with all cgroups inside.
+        """
         above = all_ancestors(cgroups)
-        around = map(self._layout.parse_pod, above)
-        bound = (each.pod_uid for each in target.bindings if each.cgroup in above.union(cgroups))
-        return frozenset((*(pod.uid for pod in around if pod is not None), *bound))
+        names = map(self._layout.parse_pod, above)
+        own = (name.uid for name in names if name is not None)
+        around = above.union(cgroups)
+        bound = (binding.pod_uid for binding in target.bindings if binding.cgroup in around)
+        return frozenset((*own, *bound))
 
     def are_beside_pods(self, cgroups: Iterable[str]) -> bool:
-        """Return whether one of these belongs to no pod and has to keep off exclusive CPUs."""
+        """Return whether one of these belongs to no pod and must keep off exclusive CPUs."""
         return self._isolation is not None and self._isolation.concerns(cgroups)
 
     def locate(
@@ -310,7 +315,10 @@ class KernelEnforcement:
         with readable():
             reports = self._enforcer.cgroups_of(target, uid)
         differences = (difference for report in reports for difference in report.differences)
-        return any(one.file in (CPUS, MEMS) and not one.observed for one in differences)
+        return any(
+            difference.file in (CPUS, MEMS) and not difference.observed
+            for difference in differences
+        )
 
 
 def drift_before_start(report: EnforcementReport, layout: Layout) -> tuple[Difference, ...]:

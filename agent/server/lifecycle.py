@@ -87,13 +87,11 @@ class CgroupFollower(Protocol):
 
 
 class Companion(Struct, frozen=True):
-    """What runs beside the agent's own loops, such as a connection to a container runtime.
+    """What runs beside the agent's own loops, such as a connection to a container runtime."""
 
-    `name` is what conditions call it. `serve` runs until it is cancelled; what a neighbour does
-    wrong does not end it.
-    """
-
+    #: What conditions call it.
     name: str
+    #: Runs until it is cancelled; what a neighbour does wrong does not end it.
     serve: Callable[[], Awaitable[None]]
 
 

@@ -74,31 +74,31 @@ def manifest_directory(inputs: SourceInputs) -> PodSource | None:
 class Neighbour(Struct, frozen=True):
     """What works beside the agent on this host, as found at the start; by default nothing does."""
 
-    #: Whether it makes and removes the cgroups of pods, with settings of its own. The agent then
-    #: makes none, and writes only what the neighbour leaves to it.
+    #: Whether the neighbour makes and removes the cgroups of pods, with settings of its own. The
+    #: agent then makes none, and writes only what the neighbour leaves to it.
     makes_cgroups: bool = False
     #: Why no pod is admitted over the API, "" if pods are.
     no_requests: str = ""
-    #: The version whose rules hold where the configuration names none; None: it is not known which
-    #: version the neighbour has.
+    #: The version whose rules hold if the configuration names none. None: the neighbour's version
+    #: is not known.
     governing: GoverningVersion | None = GoverningVersion()
-    #: The managers of what it gives to pods; they decide before those of `Plugs`.
+    #: The managers of what the neighbour gives to pods; they decide before those of `Plugs`.
     managers: tuple[ResourceManager, ...] = ()
-    #: What is not as it should be, by subject.
+    #: What is wrong with the neighbour, by subject.
     conditions: Mapping[str, str] = MappingProxyType({})
 
 
 class CompanionInputs(Struct, frozen=True):
     """What companions are made of."""
 
-    #: As it was given, without the version that governs.
+    #: The configuration as it was given, without the version that governs.
     config: Config
     controller: Controller
-    #: Those of all sources of pods.
+    #: The intakes of all sources of pods.
     intakes: tuple[PodIntake, ...]
-    #: The conditions that the state has of the neighbour since the start.
-    noted: Mapping[str, str]
-    #: Processes of a kubelet are looked for below `root`/proc; nowhere if it is None.
+    #: The conditions about the neighbour that hold since the start, by subject.
+    neighbour_conditions: Mapping[str, str]
+    #: A kubelet's processes are looked for in `root`/proc. None: they are not looked for.
     root: Path | None
     #: Returns the host under the rules of a version, which govern from then on. Raises
     #: `ConfigError` where the configuration does not fit them.

@@ -43,7 +43,7 @@ from agent.pods.manifest import load_pod
 from agent.pods.quantity import Quantity
 from agent.progress import EndedError
 from agent.rpc import CallError
-from agent.server import lifecycle
+from agent.server import listening
 from agent.server.errors import EXPECTED
 from agent.server.handlers import SMALL_BYTES
 from agent.server.limits import Caller
@@ -606,7 +606,7 @@ async def asked(where: Path, point: str, fault: str, *, early: bool, clock: Fake
     callers = cycle((Caller("user 0", privileged=True), Caller("user 1000")))
     async with AsyncExitStack() as stack:
         patched = stack.enter_context(pytest.MonkeyPatch.context())
-        patched.setattr(lifecycle, "user_caller", lambda _: next(callers))
+        patched.setattr(listening, "user_caller", lambda _: next(callers))
         service, ready = await stack.enter_async_context(living(world))
         if not ready:
             return ""
