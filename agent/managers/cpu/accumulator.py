@@ -49,9 +49,9 @@ def pack(topology: CpuTopology, strategy: Strategy, free: int, count: int) -> in
 class CpuAccumulator:
     """A request while it is packed (kubelet `cpuAccumulator`).
 
-    A whole group is taken if all its CPUs are free and no more than are needed. The kubelet asks
-    instead whether an average group would be free. Where groups differ in size, it so takes CPUs
-    that are not free, and skips groups that are.
+    A whole group is taken if all its CPUs are free, and if it has no more CPUs than are needed. The
+    kubelet counts whether as many CPUs are free as an average group has. Where groups differ in
+    size, it therefore takes CPUs that are not free, and skips groups that are.
     """
 
     __slots__ = ("free", "levels", "need", "taken", "topology", "whole_cores")
@@ -174,9 +174,10 @@ class CpuAccumulator:
     def _free_in_first_cores(self, cache: CpuGroup) -> int:
         """Return the free CPUs (bits) of the cache's first cores that have some.
 
-        The kubelet counts cores, not free CPUs: it takes as many cores as would have what is
-        needed if all their CPUs were free. So it skips a cache whose first cores are partly busy,
-        even if that has room. If an odd number is needed and the cores have more, it drops a CPU.
+        Follows the kubelet, which counts cores, not free CPUs: for 5 CPUs it takes all free CPUs of
+        3 cores of 2 threads. So a cache whose first cores are partly busy is skipped, even if it
+        has room. If the number needed is odd and the cores have more CPUs, the highest CPU is left
+        out.
         """
         threads = self.topology.cpus_per_core
         cores = -(-self.need // threads)

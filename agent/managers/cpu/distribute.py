@@ -1,9 +1,9 @@
 """Distribute a request over NUMA nodes in equal shares: `distribute-cpus-across-numa` (KEP-2902).
 
-In go the free CPUs (bits), the number of CPUs asked for, and the size of a group of CPUs, which no
-two nodes may share: a core under `full-pcpus-only`, else a CPU. Out comes what each node gives. No
-CPUs are chosen here. Every node of the result gives the same base share of whole groups. The groups
-that do not divide evenly are the *extra* groups; they are fewer than the nodes.
+In go the free CPUs (bits), the number of CPUs asked for, and the size of a group: a core under
+`full-pcpus-only`, else one CPU. Out comes how many CPUs each node gives, always in whole groups; no
+CPUs are chosen here. Every node of the result gives the same number of groups, its base share. The
+groups that do not divide evenly are the *extra* groups; they are fewer than the nodes.
 
 An example: of three nodes with 8 CPUs each, 8, 6 and 3 are free. A pod asks for 10 CPUs in cores of
 2, so 5 groups are to be distributed.
@@ -52,8 +52,8 @@ def equal_shares(
 ) -> list[NodeShare] | None:
     """Return what each node gives, or None when no set of nodes can give equal shares.
 
-    `count` is a multiple of `group_size`. Of all numbers of nodes the fewest that can give equal
-    shares do. With `node_count` that number is tried first, then larger numbers, then smaller ones;
+    `count` is a multiple of `group_size`. The fewest nodes that can give equal shares are chosen.
+    With `node_count` that number of nodes is tried first, then larger numbers, then smaller ones;
     it is ignored if it exceeds the number of groups or of nodes with free CPUs. `work` says
     afterwards whether a better choice may have been missed.
     """
@@ -86,9 +86,9 @@ def _node_range(
     return _ceil_div(groups, groups_per_node), min(groups, nodes_with_room)
 
 
-#: On hosts of up to this many nodes all sets of nodes are compared. On larger hosts they are only
-#: if the budget has a step for each deal. If not, only the nodes with the most room are considered:
-#: a valid choice, and nearly always the same.
+#: The most nodes of a host on which all sets of nodes are compared in any case. On larger hosts the
+#: budget must have a step for each deal. If it has not, only the nodes with the most room are
+#: considered: a valid choice, and nearly always the same.
 MAX_NODES_COMPARED: Final = 8
 
 
@@ -139,14 +139,14 @@ class EqualShares:
         #    gains less.
         if not self.extra:
             return self.roomiest, Deal(0, ())
-        # 2. With extra groups they still are if those of them that give one have almost the same
-        #    room: one group from each is then the most that any choice could gain.
+        # 2. With extra groups the roomiest nodes are still best if all of them that give an extra
+        #    group have almost the same room: no choice gains more than one group from each.
         singles = self._single_groups(self.roomiest)
         if singles is not None:
             giving = [self.room[index] for index, _ in singles.extra_groups]
             if max(giving) - min(giving) <= self.group_size:
                 return self.roomiest, singles
-        # 3. Else all sets of nodes and deals are compared, if there are not too many.
+        # 3. Otherwise all sets of nodes and all deals are compared, unless there are too many.
         if len(self.room) > MAX_NODES_COMPARED and not work.take(self._all_deals()):
             return self.roomiest, _most_gain(self._roomiest_deals())
         return self._best_of_all(_most_gain(self._deals(self.roomiest)))
@@ -158,7 +158,8 @@ class EqualShares:
 
     def _best_of_all(self, known: Deal) -> tuple[Sequence[int], Deal]:
         """Compare the sets of nodes that could gain as much as the roomiest nodes do (`known`)."""
-        base_gain = 2 * self.base  # per free CPU of a node; what else it gains all sets gain alike
+        # A base share gains 2 * base * room - base ** 2; the second part is equal for all nodes.
+        base_gain = 2 * self.base
         bound = base_gain * sum(self.room[index] for index in self.roomiest) + known.gain
         most_extra = self._most_extra_gain()
         best: tuple[int, Sequence[int], Deal] | None = None

@@ -5,7 +5,7 @@ strategy. Out comes a set of that many free CPUs. It is never worse by the rules
 what the kubelet's steps pack (`accumulator`). Groups differ in size where CPUs are offline or the
 processor is a hybrid one.
 
-An example: node 0 has four cores of one CPU, node 1 four cores of two CPUs.
+An example: node 0 has four cores of one CPU, node 1 four cores of two CPUs. Each is a socket.
 
     node        0                1
     cores       0  1  2  3       4-5  6-7  8-9  10-11
@@ -59,7 +59,8 @@ def narrowest(topology: CpuTopology, strategy: Strategy, free: int, count: int) 
     packed = request.packed
     if request.is_evidently_narrowest(packed):
         return packed
-    # 2. The best choice within some regions. None takes more CPUs beside busy ones than `packed`.
+    # 2. The best choice within some regions. None takes more CPUs beside busy ones than `packed`:
+    #    a narrower choice is not worth sharing more cores with other containers.
     most = beside_busy(topology, free, packed)
     choices = [cpus for cpus in _choices(request) if beside_busy(topology, free, cpus) <= most]
     best = min(choices, key=request.width)

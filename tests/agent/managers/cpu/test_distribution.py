@@ -41,6 +41,14 @@ def test_the_average_node_says_how_many_nodes_a_request_needs_at_least() -> None
     assert equal_shares(uneven, uneven.all.bits, 5, 1) == [NodeShare(Mask.parse("0-7").bits, 5, 0)]
 
 
+def test_the_node_that_leaves_the_host_balanced_gives_the_extra_group() -> None:
+    """The example of `distribute`: nodes of 8 CPUs with 8, 6 and 3 free."""
+    three = CpuTopology.from_rows((cpu, cpu // 2, 0, cpu // 8, 0) for cpu in range(24))
+    shares = equal_shares(three, Mask.parse("0-7,8-13,16-18").bits, 10, 2)
+    assert shares is not None
+    assert {share.free.bit_count(): share.extra_groups for share in shares} == {8: 1, 6: 0}
+
+
 def best_shares(
     room: list[int], number: int, base: int, extra: int, group: int
 ) -> dict[int, int] | None:

@@ -63,6 +63,7 @@ ONE_SOCKET = CpuTopology.from_rows(row._replace(socket=0) for row in HYBRID.rows
         pytest.param(FOUR, "0-1,4,9-10,12-13,15", 6, {}, "0-1,4,12-13,15", id="three of four"),
         pytest.param(SMALL, "1-3,5-6", 3, {}, "2-3,5", id="two others than those taken"),
         pytest.param(PAIRS, "1-3,5-6,10-13", 5, {"spread": True}, "1-3,10-11", id="spread on two"),
+        pytest.param(HYBRID, "0,4-11", 3, {"whole_cores": True}, "0,4-5", id="on two nodes"),
         pytest.param(ONE_SOCKET, "0-6", 3, {"whole_cores": True}, "0-2", id="no core is torn"),
     ],
 )
