@@ -28,12 +28,9 @@ from agent.pods.model import (
     MEMORY,
     ContainerKind,
     QosClass,
-    Quality,
+    asked_by,
     digest_of,
-    isolation_of,
-    near_nodes,
     own_annotations,
-    required,
     spec_text,
 )
 from agent.pods.quantity import ZERO
@@ -49,10 +46,10 @@ from agent.pods.requests import (
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from agent.managers.policy import Policy
-    from agent.pods.model import Container, Pod
+    from agent.pods.model import Asked, Container, Pod
     from agent.pods.quantity import Quantity
 
 
@@ -253,24 +250,24 @@ class PodDemand(Struct, frozen=True, dict=True):
         }
 
     @cached_property
-    def isolation(self) -> Mapping[str, str]:
-        """What the pod asks of the isolation of its exclusive CPUs and its memory, by item."""
-        return isolation_of(self.pod.annotations)
+    def spec(self) -> str:
+        """The specification as a text, equal for pods that request the same."""
+        return spec_text(self.pod)
+
+    @property
+    def spec_digest(self) -> str:
+        """The digest of `spec`."""
+        return digest_of(self.spec)
 
     @cached_property
+    def asked(self) -> Asked:
+        """What the pod's annotations ask for."""
+        return asked_by(self.pod.annotations)
+
+    @property
     def memory_classes(self) -> str:
         """The classes of memory that the pod may use, "" for any."""
-        return self.policy.memory.classes_for(self.isolation)
-
-    @cached_property
-    def required(self) -> frozenset[Quality]:
-        """The qualities without which the pod is to be rejected."""
-        return required(self.pod.annotations)
-
-    @cached_property
-    def near_nodes(self) -> Mask:
-        """The NUMA nodes of which the pod has to be on one, empty for any."""
-        return near_nodes(self.pod.annotations)
+        return self.policy.memory.classes_for(self.asked.isolation)
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -315,13 +312,15 @@ class PodDemand(Struct, frozen=True, dict=True):
         """Whether containers end before others start, which may reuse what they had."""
         return any(container.is_standard_init for container in self.containers)
 
-    def init_containers(self) -> Iterator[ContainerDemand]:
-        """Yield standard init containers and sidecars, in order."""
-        return (c for c in self.containers if c.kind is not ContainerKind.APP)
+    @cached_property
+    def init_containers(self) -> tuple[ContainerDemand, ...]:
+        """Standard init containers and sidecars, in order."""
+        return tuple([c for c in self.containers if c.kind is not ContainerKind.APP])
 
-    def apps(self) -> Iterator[ContainerDemand]:
-        """Yield app containers, in order."""
-        return (c for c in self.containers if c.kind is ContainerKind.APP)
+    @cached_property
+    def apps(self) -> tuple[ContainerDemand, ...]:
+        """App containers, in order."""
+        return tuple([c for c in self.containers if c.kind is ContainerKind.APP])
 
 
 class PodPart(Struct):
@@ -360,15 +359,14 @@ def make_allocation(
     )
     of_pod = {name: part.pod for name, part in parts.items() if part.pod is not None}
     limits = cgroup_limits(request.pod, pod_level_resources=of_pod_resources)
-    spec = spec_text(pod)
     return PodAllocation(
         uid=pod.uid,
         name=pod.name,
         namespace=pod.namespace,
         qos=request.qos,
-        spec_digest=digest_of(spec),
+        spec_digest=demand.spec_digest,
         containers=containers,
-        spec=spec,
+        spec=demand.spec,
         annotations=own_annotations(pod.annotations),
         cpus=of_pod.pop(CPU, None),
         memory=of_pod.pop(MEMORY, ()),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from agent.managers.host import HostPolicy
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
+    from agent.managers.topology.hint import Hint
 
 
 def invalid_allocations(
@@ -160,8 +161,8 @@ def _broken(
 
 def unmet(rules: HostPolicy, demand: PodDemand, allocation: PodAllocation) -> Rejection | None:
     """Return why an allocation lacks what its pod requires, None if it lacks nothing."""
-    asked = demand.required
-    if nodes := demand.near_nodes:
+    asked = demand.asked.required
+    if nodes := demand.asked.near_nodes:
         far = _far_from(rules, nodes, allocation)
         if far:
             message = f"the pod would not be near {nodes_text(nodes)} as it requires: {far}"
@@ -208,30 +209,29 @@ def _far_from(rules: HostPolicy, nodes: Mask, allocation: PodAllocation) -> str:
 
 def _of(rules: HostPolicy, container: ContainerAllocation, idle: Mask) -> Iterator[Judgement]:
     exclusive = container.isolation is Isolation.CONTAINER
+    cpus = (container.cpus or EMPTY) if exclusive else EMPTY
+    cpu_nodes, memory_nodes = rules.machine.cpus.nodes_of(cpus), rules.memory_places(container)
+    devices, near = list(_devices(rules, container)), cpu_nodes or memory_nodes
     why = container.why or "its specification is not known"
     yield Judgement(container.name, Quality.EXCLUSIVE, "" if exclusive else why)
-    cpus = (container.cpus or EMPTY) if exclusive else EMPTY
-    places = rules.machine.cpus.nodes_of(cpus)
     if cpus or container.memory:
-        yield Judgement(container.name, Quality.ALIGNED, _spread(rules, container, places))
+        spread = _spread(container.hint, cpu_nodes, memory_nodes)
+        yield Judgement(container.name, Quality.ALIGNED, spread)
     if cpus:
         yield Judgement(container.name, Quality.WHOLE_CORES, _shared_cores(rules, cpus, idle))
-    near = places or rules.memory_places(container)
-    devices = list(_devices(rules, container)) if near else []
-    if devices:
+    if devices and near:
         yield Judgement(container.name, Quality.NEAR_DEVICE, _far(devices, near))
 
 
-def _spread(rules: HostPolicy, container: ContainerAllocation, places: Mask) -> str:
+def _spread(hint: Hint, cpu_nodes: Mask, memory_nodes: Mask) -> str:
     """Return why CPUs and memory are not aligned, "" if they are."""
-    memory = rules.memory_places(container)
-    if len(places | memory) <= 1:
+    if len(cpu_nodes | memory_nodes) <= 1:
         return ""
-    if container.hint.preferred and (not memory or not places or places <= memory):
+    if hint.preferred and (not memory_nodes or not cpu_nodes or cpu_nodes <= memory_nodes):
         return ""
     parts = [
         f"{what} on {nodes_text(nodes)}"
-        for what, nodes in (("CPUs", places), ("memory", memory))
+        for what, nodes in (("CPUs", cpu_nodes), ("memory", memory_nodes))
         if nodes
     ]
     return ", ".join(parts)

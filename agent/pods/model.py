@@ -503,9 +503,26 @@ def required(annotations: Mapping[str, str]) -> frozenset[Quality]:
     return frozenset(Quality(name) for name in _names(annotations.get(REQUIRE, "")))
 
 
-def near_nodes(annotations: Mapping[str, str]) -> Mask:
-    """Return the nodes that the annotations of a valid pod want to be near, empty for any."""
-    return Mask.parse(annotations.get(NEAR_NODES, ""))
+class Asked(Struct, frozen=True):
+    """What the annotations of a valid pod ask of a decision."""
+
+    #: By item of isolation.
+    isolation: Mapping[str, str] = MappingProxyType({})
+    #: The qualities without which the pod is to be rejected.
+    required: frozenset[Quality] = frozenset()
+    #: The NUMA nodes of which the pod has to be on one, empty for any.
+    near_nodes: Mask = EMPTY
+
+
+_NOTHING_ASKED: Final = Asked()
+
+
+def asked_by(annotations: Mapping[str, str]) -> Asked:
+    """Return what the annotations of a valid pod ask of a decision."""
+    if not annotations:
+        return _NOTHING_ASKED
+    near_nodes = Mask.parse(annotations.get(NEAR_NODES, ""))
+    return Asked(isolation_of(annotations), required(annotations), near_nodes)
 
 
 def near_nodes_fault(annotations: Mapping[str, str]) -> str:

@@ -147,7 +147,7 @@ def keeps_siblings_idle(rules: HostPolicy, demand: PodDemand) -> bool:
     """Return whether a pod's exclusive CPUs are whole cores with one thread in use."""
     mode = rules.policy.cpu.idle_siblings
     if mode is IsolationMode.ASKED:
-        return demand.isolation.get(SMT) == IDLE_SIBLINGS
+        return demand.asked.isolation.get(SMT) == IDLE_SIBLINGS
     return mode is IsolationMode.ALWAYS
 
 

@@ -140,7 +140,7 @@ def divided(
     # a. Init containers run one after the other, so each may have all that the sidecars before it
     #    have not; a sidecar keeps its CPUs as long as the pod runs.
     sidecars = EMPTY
-    for container in demand.init_containers():
+    for container in demand.init_containers:
         pool = budget - sidecars
         if container.cpus:
             parts[container.name] = CpuPart(choose(container, pool), exclusive=True)
@@ -150,7 +150,7 @@ def divided(
             parts[container.name] = CpuPart(pool, exclusive=False)
     # b. Apps run at the same time, each with CPUs of its own.
     shared = budget - sidecars
-    for container in demand.apps():
+    for container in demand.apps:
         if container.cpus:
             parts[container.name] = CpuPart(choose(container, shared), exclusive=True)
             shared -= parts[container.name].cpus

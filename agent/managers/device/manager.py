@@ -478,7 +478,7 @@ def _near(draft: Draft) -> dict[str, Hints | None]:
 
     No pod allocates that device: it may be a network interface that all pods use.
     """
-    nodes = draft.demand.near_nodes & draft.rules.machine.node_mask
+    nodes = draft.demand.asked.near_nodes & draft.rules.machine.node_mask
     if not nodes:
         return {}
     place = (PluginDevice(NEAR, nodes),)

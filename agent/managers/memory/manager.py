@@ -441,7 +441,7 @@ class MemoryManager(ResourceManager):
             else:
                 draft.count(CONTAINER_ASSIGNMENTS.name, MEMORY, "pod_shared")
         # The kubelet counts a request for every init container, and for exclusive apps.
-        requests = [*demand.init_containers(), *[app for app in demand.apps() if app.memory]]
+        requests = [*demand.init_containers, *[app for app in demand.apps if app.memory]]
         draft.count(MEMORY_PINNING_REQUESTS.name, by=len(requests))
 
     def empty_pool(self, draft: Draft, reason: Reason) -> Rejection | None:
@@ -677,7 +677,7 @@ def _reuse_init_memory(
     if not (own.reusable or container.is_standard_init):
         return
     earlier: dict[str, tuple[MemoryBlock, ...]] = {}
-    for init in draft.demand.init_containers():
+    for init in draft.demand.init_containers:
         if init.name == container.name:
             break
         if init.is_standard_init and init.name in own.containers:

@@ -85,7 +85,7 @@ def divide_memory(nodes: Mask, demand: PodDemand) -> dict[str, MemoryPart]:
     left = _by_type(demand.memory)
     # a. Init containers run one after the other, so each may have all that the sidecars before it
     #    have not; a sidecar keeps its memory as long as the pod runs.
-    for container in demand.init_containers():
+    for container in demand.init_containers:
         if container.memory:
             parts[container.name] = MemoryPart(_blocks(nodes, container.memory), exclusive=True)
             if container.kind is ContainerKind.SIDECAR:
@@ -93,7 +93,7 @@ def divide_memory(nodes: Mask, demand: PodDemand) -> dict[str, MemoryPart]:
         elif container.is_standard_init:
             parts[container.name] = MemoryPart(_blocks(nodes, left), exclusive=False)
     # b. Apps run at the same time, each with memory of its own.
-    for container in demand.apps():
+    for container in demand.apps:
         if container.memory:
             parts[container.name] = MemoryPart(_blocks(nodes, container.memory), exclusive=True)
             left = _less(left, container.memory)

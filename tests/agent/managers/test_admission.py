@@ -1,11 +1,38 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec.structs import replace
 
 from agent.managers.admission import admit, start_container, start_containers
-from tests.agent.managers.drafts import rejected, with_pod
+from agent.managers.policy import NodeFit
+from tests.agent.managers.drafts import Inert, rejected, with_pod
 from tests.agent.managers.hosts import CONTAINER, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod
+
+if TYPE_CHECKING:
+    from agent.managers.demand import PodRequest, ResourceDemand
+
+
+class Counting(Inert):
+    """A manager that counts how often it is asked what a pod demands."""
+
+    name = "counting"
+    times = 0
+
+    def demand(self, request: PodRequest) -> ResourceDemand:
+        self.times += 1
+        return super().demand(request)
+
+
+def test_a_manager_is_asked_once_what_a_pod_demands_and_not_without_room_on_the_node() -> None:
+    counting, rules = Counting(), make_rules(fit=NodeFit(max_pods=1))
+    rules = replace(rules, managers=(*rules.managers, counting))
+    first = admit(rules, rules.empty_ledger(), pod(app("a", guaranteed("cpu=2 memory=1Gi"))))
+    assert (first.admitted, len(first.eligibility), counting.times) == (True, 1, 1)
+    second = admit(rules, first.ledger, pod(app("a"), uid="u-2"))
+    assert (second.admitted, counting.times) == (False, 1)
+    assert (len(second.eligibility), second.warnings, counting.times) == (1, (), 2)
 
 
 def test_a_pod_for_another_system_is_rejected_for_the_kubelets_reason() -> None:
