@@ -11,7 +11,7 @@ matched with containers by name and size, and what does not run gets a part of t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec.structs import replace
 
@@ -23,7 +23,7 @@ from agent.managers.demand import PodPart, make_allocation
 from agent.managers.device.kubelet import with_given_devices
 from agent.managers.memory.pod_level import divide_memory
 from agent.managers.rules import charged
-from agent.pods.model import CPU, MEMORY, ContainerKind, digest_of, full_name, spec_text
+from agent.pods.model import CPU, MEMORY, ContainerKind, full_name
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
+
+#: A container of the specification, and what was imported for it: None for nothing.
+_Pair: TypeAlias = "tuple[ContainerDemand, ContainerAllocation | None]"
 
 #: The managers of what cgroups show.
 _SHOWN: Final = frozenset({CPU, MEMORY})
@@ -62,7 +65,7 @@ def readmit(
     """
     pod = demand.pod
     if existing.origin is Origin.DECIDED:
-        return _with_decided(ledger, existing, pod)
+        return _with_decided(ledger, existing, demand)
     try:
         if existing.origin is Origin.IMPORTED:
             matched: PodAllocation | None = match_imported(rules, existing, demand)
@@ -81,19 +84,19 @@ def readmit(
     return Decision(pod.uid, completed, allocation=matched, already_admitted=True)
 
 
-def _with_decided(ledger: Ledger, existing: PodAllocation, pod: Pod) -> Decision:
-    spec = spec_text(pod)
-    if existing.spec_digest == digest_of(spec):
+def _with_decided(ledger: Ledger, existing: PodAllocation, demand: PodDemand) -> Decision:
+    uid = demand.pod.uid
+    if existing.spec_digest == demand.spec_digest:
         if not existing.spec:  # an older release saved the digest alone
-            existing = replace(existing, spec=spec)
+            existing = replace(existing, spec=demand.spec)
             ledger = ledger.with_allocation(existing)
-        return Decision(pod.uid, ledger, allocation=existing, already_admitted=True)
+        return Decision(uid, ledger, allocation=existing, already_admitted=True)
     rejection = Rejection(
         Reason.CONFLICT,
-        f"pod {full_name(existing)} already has uid {pod.uid} and another specification",
+        f"pod {full_name(existing)} already has uid {uid} and another specification",
         remedy="remove the pod first, or give the new pod a uid of its own",
     )
-    return Decision(pod.uid, ledger, cause=rejection)
+    return Decision(uid, ledger, cause=rejection)
 
 
 def _not_matched(origin: Origin, pod: Pod, error: NotMatchedError) -> Rejection:
@@ -134,17 +137,19 @@ def _part(manager: str, allocation: PodAllocation) -> PodPart:
 
 
 def _differences(rules: HostPolicy, imported: PodAllocation, demand: PodDemand) -> Iterator[str]:
-    names = {container.name for container in demand.containers}
-    for allocation in imported.containers:
-        if allocation.name not in names:
-            yield f"it has no container {allocation.name}, which has an allocation"
+    allocated = {allocation.name: allocation for allocation in imported.containers}
+    pairs = [(container, allocated.pop(container.name, None)) for container in demand.containers]
+    for name in allocated:
+        yield f"it has no container {name}, which has an allocation"
     if rules.static_cpus:
-        yield from _cpu_differences(imported, demand)
+        yield from _cpu_differences(imported, demand, pairs)
     if rules.static_memory:
-        yield from _memory_differences(imported, demand)
+        yield from _memory_differences(imported, demand, pairs)
 
 
-def _cpu_differences(imported: PodAllocation, demand: PodDemand) -> Iterator[str]:
+def _cpu_differences(
+    imported: PodAllocation, demand: PodDemand, pairs: Iterable[_Pair]
+) -> Iterator[str]:
     if imported.cpus is not None:
         asked = demand.cpus if demand.pod_level else 0
         if len(imported.cpus) != asked:
@@ -152,8 +157,7 @@ def _cpu_differences(imported: PodAllocation, demand: PodDemand) -> Iterator[str
                 f"it has a pod-level budget of {asked} exclusive CPUs,"
                 f" allocated are {imported.cpus}"
             )
-    for container in demand.containers:
-        allocation = imported.container(container.name)
+    for container, allocation in pairs:
         if imported.cpus is not None and not container.cpus:
             continue  # the container runs in the pod shared pool
         asked = container.cpus if container.may_have(CPU) else 0
@@ -165,7 +169,9 @@ def _cpu_differences(imported: PodAllocation, demand: PodDemand) -> Iterator[str
             )
 
 
-def _memory_differences(imported: PodAllocation, demand: PodDemand) -> Iterator[str]:
+def _memory_differences(
+    imported: PodAllocation, demand: PodDemand, pairs: Iterable[_Pair]
+) -> Iterator[str]:
     if imported.memory:
         asked = demand.memory if demand.pod_level else {}
         if _sizes(imported.memory) != _positive(asked):
@@ -173,8 +179,7 @@ def _memory_differences(imported: PodAllocation, demand: PodDemand) -> Iterator[
                 f"it has a pod-level budget of {_shown(asked)},"
                 f" allocated is {_shown_blocks(imported.memory)}"
             )
-    for container in demand.containers:
-        allocation = imported.container(container.name)
+    for container, allocation in pairs:
         blocks = allocation.memory if allocation is not None else ()
         if imported.memory and not container.memory:
             continue  # the container shares the pod's memory
