@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from agent.managers.demand import ContainerDemand, PodDemand
     from agent.managers.ledger import Ledger
     from agent.managers.metrics import MetricSpec
-    from agent.managers.resource_manager import Draft, Managers, ResourceManager
+    from agent.managers.resource_manager import Draft
     from agent.managers.rules import EffectivePolicy
     from agent.managers.topology.hint import Hint, SearchBudget, Tiebreak
     from agent.managers.topology.many_nodes import ProviderHints
@@ -102,8 +102,9 @@ def admit(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Decision:
         readmitted = readmit(rules, ledger, existing, demand)
         if readmitted is not None:
             return replace(readmitted, pod=pod)
-        # A pod that runs already, in place of an allocation of which nothing is kept.
-        return allocated(rules, rules.draft(remove(rules, ledger, pod.uid), demand), ledger)
+        # The pod runs already: it is decided in place of an allocation of which nothing is kept.
+        without = released(rules, ledger, pod.uid)
+        return allocated(rules, rules.draft(without, demand), ledger)
     if pod.os not in ("", LINUX):
         # Before anything else, as in the kubelet (lifecycle/predicate.go).
         message = f"the pod is for {pod.os} (spec.os.name), and this host runs Linux"
@@ -126,9 +127,9 @@ def allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision:
     uid = pod.uid
     try:
         if draft.held is not None:
-            for each in rules.managers:
+            for each in draft.managers:
                 each.hold(draft, draft.held)
-        align_and_allocate(rules.managers, draft)
+        align_and_allocate(draft)
     except Unanswered as unanswered:
         return Decision(
             uid, before, suspended=_suspended(rules, draft, before, unanswered.questions)
@@ -144,7 +145,7 @@ def allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision:
             pod=pod,
         )
     allocation = make_allocation(demand, draft.parts, draft.hints)
-    parts = {each.name: each.settled(draft, allocation) for each in rules.managers}
+    parts = {each.name: each.settled(draft, allocation) for each in draft.managers}
     ledger = before.with_allocation(allocation, parts)
     # A pod that runs already, in place of a former allocation, is judged and not rejected, unless
     # it asks for a resize.
@@ -173,7 +174,7 @@ def _lacking(
         lacking = node_fit.rejection(rules, draft.ledger, allocation.node_requests)
     if lacking is not None:
         return lacking
-    vetoes = (manager.veto(draft, ledger, allocation) for manager in rules.managers)
+    vetoes = (manager.veto(draft, ledger, allocation) for manager in draft.managers)
     return next(filter(None, vetoes), None)
 
 
@@ -192,16 +193,16 @@ def _suspended(
     )
 
 
-def align_and_allocate(managers: Managers, draft: Draft) -> None:
+def align_and_allocate(draft: Draft) -> None:
     """Align and allocate the pod by the current policy and scope; raises `Rejected`."""
     draft.count(TOPOLOGY_ADMISSION_REQUESTS.name)
     try:
         if draft.rules.policy.topology.policy is TopologyManagerPolicy.NONE:
             # No hints, and no budgets (kubelet v1.36). Failures are not the topology manager's.
-            _allocate_all(managers, draft, draft.demand.containers, NO_AFFINITY)
+            _allocate_all(draft, draft.demand.containers, NO_AFFINITY)
             return
         try:
-            _align(managers, draft)
+            _align(draft)
         except Rejected:
             draft.count(TOPOLOGY_ADMISSION_ERRORS.name)
             raise
@@ -211,104 +212,91 @@ def align_and_allocate(managers: Managers, draft: Draft) -> None:
             draft.count(BOUNDED_CHOICES.name, by=bounded)
 
 
-def _align(managers: Managers, draft: Draft) -> None:
+def _align(draft: Draft) -> None:
     """Align and allocate container by container, or the pod as a whole."""
     containers = draft.demand.containers
     if draft.rules.policy.topology.scope is TopologyManagerScope.CONTAINER:
         for container in containers:
-            draft.hints[container.name] = _best(managers, draft, container)
-            _allocate_all(managers, draft, [container], draft.hints[container.name])
+            draft.hints[container.name] = _best(draft, container)
+            _allocate_all(draft, [container], draft.hints[container.name])
             _count_guaranteed(draft, ALIGNED_COUNT)
         return
-    best = _best(managers, draft, None)
+    best = _best(draft, None)
     draft.hints.update({container.name: best for container in containers})
     if draft.demand.pod_level:
         # One budget for the pod, which each provider divides (KEP-5526).
-        for provider in managers:
+        for provider in draft.managers:
             provider.allocate_pod(draft, best)
     else:
-        _allocate_all(managers, draft, containers, best)
+        _allocate_all(draft, containers, best)
     _count_guaranteed(draft, ALIGNED_COUNT)
 
 
-def _allocate_all(
-    managers: Managers, draft: Draft, containers: Sequence[ContainerDemand], hint: Hint
-) -> None:
+def _allocate_all(draft: Draft, containers: Sequence[ContainerDemand], hint: Hint) -> None:
     for container in containers:
-        for provider in managers:
+        for provider in draft.managers:
             provider.allocate(draft, container, hint)
 
 
-def _best(managers: Managers, draft: Draft, container: ContainerDemand | None) -> Hint:
+def _best(draft: Draft, container: ContainerDemand | None) -> Hint:
     """Return the alignment of a container (None: the pod); raises `Rejected`."""
     # 0. A running pod of which a resize gives nothing more stays as it is aligned.
-    if draft.held is not None and not any(each.grows(draft, container) for each in managers):
+    if draft.held is not None and not any(each.grows(draft, container) for each in draft.managers):
         return draft.held.hint(container)
     # 1. It was worked out already, before the decision was suspended.
     if draft.aligned:
         draft.traces.append(draft.aligned.pop(0))
         return draft.traces[-1].merged
     # 2. Ask all providers and merge.
-    trace = _merge(managers, draft, container)
+    trace = _merge(draft, container)
     # 3. Hints have the nodes of all that ended init containers left, as the kubelet's. On uneven
     #    hosts, where more may be left than by the kubelet, that must not cost the alignment.
     may_untie = not draft.rules.host_is_even and draft.demand.has_standard_init
     if container is not None and may_untie and not _is_preferred(trace):
         draft.tied = False
-        untied = _merge(managers, draft, container)
+        untied = _merge(draft, container)
         draft.tied = True
         trace = untied if _is_preferred(untied) else trace
     draft.traces.append(trace)
     # 4. The policy may reject what is not preferred.
     if not trace.admitted:
         _count_guaranteed(draft, ALIGNED_FAILURE_COUNT)
-        raise Rejected(affinity_rejection(managers, draft, trace))
+        raise Rejected(affinity_rejection(draft, trace))
     return trace.merged
 
 
-def _merge(managers: Managers, draft: Draft, container: ContainerDemand | None) -> Trace:
+def _merge(draft: Draft, container: ContainerDemand | None) -> Trace:
+    managers = draft.managers
     # 1. What the machine lacks is the reason, whatever else does not fit.
     for each in managers:
         reject_if(each.lacks(draft, container))
-    # 2. Ask all providers. Where the hints of one leave nothing to admit, those of the others only
+    # 2. Which of equally preferred sets of nodes come first.
+    orders = (each.node_order(draft, container) for each in managers)
+    sockets = next((order for order in orders if order is not None), None)
+    # 3. Ask all providers. Where the hints of one leave nothing to admit, those of the others only
     #    explain the rejection.
     policy, listed = draft.rules.policy.topology.policy, draft.rules.machine.lists_hints
     known: dict[str, ProviderHints] = {}
     for each in sorted(managers, key=_COST):
-        known[each.name] = hints = _hints_of(each, draft, container)
+        known[each.name] = hints = each.hints(draft, container)
         if listed and len(known) < len(managers) and rules_out(policy, hints):
-            return UnadmittedTrace(managers, draft, container)
-    # 3. Merge.
+            return UnadmittedTrace(draft, container, sockets)
+    # 4. Merge.
     offers = tuple([(each.name, known[each.name]) for each in managers])
     alignment = align(
         draft.rules.machine,
         draft.rules.policy.topology,
         [hints for _, hints in offers],
         draft.work(),
-        _node_order(managers, draft, container),
+        sockets,
     )
     if alignment is None:
-        return UnadmittedTrace(managers, draft, container, offers)
+        return UnadmittedTrace(draft, container, sockets, offers)
     name = None if container is None else container.name
     return HintTrace(name, offers, alignment.hint, alignment.admitted)
 
 
 _COST: Final = attrgetter("cost")
-
-
-def _hints_of(
-    manager: ResourceManager, draft: Draft, container: ContainerDemand | None
-) -> ProviderHints:
-    if container is None:
-        return manager.pod_hints(draft)
-    return manager.container_hints(draft, container)
-
-
-def _node_order(
-    managers: Managers, draft: Draft, container: ContainerDemand | None
-) -> Tiebreak | None:
-    orders = (each.node_order(draft, container) for each in managers)
-    return next((order for order in orders if order is not None), None)
 
 
 class UnadmittedTrace(Struct, frozen=True, eq=False, dict=True):
@@ -319,9 +307,9 @@ class UnadmittedTrace(Struct, frozen=True, eq=False, dict=True):
     managers answer as they would have before.
     """
 
-    managers: Managers
     draft: Draft
     demand: ContainerDemand | None
+    sockets: Tiebreak | None
     offers: Offers | None = None
 
     @property
@@ -333,7 +321,7 @@ class UnadmittedTrace(Struct, frozen=True, eq=False, dict=True):
     def providers(self) -> Offers:
         """The hints of all managers, in the order in which the managers allocate."""
         return self.offers or tuple(
-            [(each.name, _hints_of(each, self.draft, self.demand)) for each in self.managers]
+            [(each.name, each.hints(self.draft, self.demand)) for each in self.draft.managers]
         )
 
     @property
@@ -343,7 +331,7 @@ class UnadmittedTrace(Struct, frozen=True, eq=False, dict=True):
             self.draft.rules.machine,
             self.draft.rules.policy.topology,
             [hints for _, hints in self.providers],
-            _node_order(self.managers, self.draft, self.demand),
+            self.sockets,
         )
 
     @property
@@ -357,7 +345,7 @@ class UnadmittedTrace(Struct, frozen=True, eq=False, dict=True):
 
     def __hash__(self) -> int:
         """Return a number that equal hints share."""
-        return hash(tuple(each.name for each in self.managers))
+        return hash(tuple(each.name for each in self.draft.managers))
 
 
 def _is_preferred(trace: Trace) -> bool:

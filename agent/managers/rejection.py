@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from agent.managers.decision import RejectionCause, Trace
     from agent.managers.host import HostPolicy
-    from agent.managers.resource_manager import Draft, Managers, ResourceManager
+    from agent.managers.resource_manager import Draft, ResourceManager
     from agent.managers.topology.hint import Hint
 
 #: How many of a provider's hints a rejection names.
@@ -36,7 +36,6 @@ class Unaligned(Struct, frozen=True):
     rejection the draft has ended: what is free in it no longer changes.
     """
 
-    managers: Managers
     draft: Draft
     trace: Trace
 
@@ -60,7 +59,7 @@ class Unaligned(Struct, frozen=True):
 
     def _offers(self) -> Iterator[tuple[ResourceManager, str, Sequence[Hint]]]:
         """Yield manager, resource and its best hints; all memory types have the same hints."""
-        managers = {manager.name: manager for manager in self.managers}
+        managers = {manager.name: manager for manager in self.draft.managers}
         best: dict[int, Sequence[Hint]] = {}
         for provider, by_name in self.trace.providers:
             for name, where in by_name.items():
@@ -120,17 +119,15 @@ def beside_closed(rules: HostPolicy, cause: RejectionCause) -> RejectionCause:
     return BesideClosed(cause, rules) if closed else cause
 
 
-def affinity_rejection(managers: Managers, draft: Draft, trace: Trace) -> RejectionCause:
+def affinity_rejection(draft: Draft, trace: Trace) -> RejectionCause:
     """Return why the policy rejects the merged hint of a container, or of the pod."""
     empty = (
-        empty_pool_rejection(managers, draft, Reason.TOPOLOGY_AFFINITY)
-        if trace.container is None
-        else None
+        empty_pool_rejection(draft, Reason.TOPOLOGY_AFFINITY) if trace.container is None else None
     )
-    return empty or Unaligned(managers, draft, trace)
+    return empty or Unaligned(draft, trace)
 
 
-def empty_pool_rejection(managers: Managers, draft: Draft, reason: Reason) -> Rejection | None:
+def empty_pool_rejection(draft: Draft, reason: Reason) -> Rejection | None:
     """Return why the pod shared pool would lack a resource, None if it would not.
 
     Managers check before they give hints and again when they allocate: with restricted and
@@ -138,7 +135,7 @@ def empty_pool_rejection(managers: Managers, draft: Draft, reason: Reason) -> Re
     """
     if not draft.demand.pod_level:
         return None
-    problems = (manager.empty_pool(draft, reason) for manager in managers)
+    problems = (manager.empty_pool(draft, reason) for manager in draft.managers)
     return next(filter(None, problems), None)
 
 

@@ -7,7 +7,7 @@ order of a pod's life: the request, the decision, the ledger, and what the servi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from msgspec import Struct, field
 
@@ -62,6 +62,7 @@ class Draft(Struct):
     """
 
     rules: HostPolicy
+    managers: Managers
     ledger: Ledger
     demand: PodDemand
     parts: dict[str, Any]
@@ -144,6 +145,13 @@ class ResourceManager(ABC):
         alignment they are asked for only when the rejection is explained.
         """
         return None
+
+    @final
+    def hints(self, draft: Draft, container: ContainerDemand | None) -> ProviderHints:
+        """Return the NUMA nodes that could serve a container (None: the pod as a whole)."""
+        if container is None:
+            return self.pod_hints(draft)
+        return self.container_hints(draft, container)
 
     @abstractmethod
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:

@@ -72,7 +72,7 @@ class EffectivePolicy(HostPolicy, frozen=True, dict=True):
         parts = {
             each.name: each.start(self, ledger.parts[each.name], demand) for each in self.managers
         }
-        return Draft(self, ledger, demand, parts)
+        return Draft(self, self.managers, ledger, demand, parts)
 
 
 def with_cordon(rules: EffectivePolicy, cordon: Cordon) -> EffectivePolicy:

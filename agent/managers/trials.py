@@ -145,7 +145,7 @@ def with_larger_budget(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> tupl
     lacking: list[str] = []
     while pod.resources is not None and len(lacking) < _MOST_REQUESTS:
         draft = rules.draft(ledger, rules.demand(pod))
-        empty = empty_pool_rejection(rules.managers, draft, Reason.EMPTY_POD_SHARED_POOL)
+        empty = empty_pool_rejection(draft, Reason.EMPTY_POD_SHARED_POOL)
         if empty is None or empty.resource is None:
             break
         lacking.append(empty.resource)

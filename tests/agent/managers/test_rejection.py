@@ -8,7 +8,6 @@ from agent.managers.admission import admit
 from agent.managers.decision import HintTrace, Reason, Rejection
 from agent.managers.machine import Machine
 from agent.managers.policy import PluginDevice
-from agent.managers.registry import MANAGERS
 from agent.managers.rejection import affinity_rejection
 from agent.managers.topology.hint import Hint
 from sysfs.described import regular_host
@@ -68,7 +67,7 @@ class TestFailedAlignment:
         one_of_each = resources(f"{GPU}=1 {NIC}=1", f"{GPU}=1 {NIC}=1")
         draft = draft_of(rules, pod(app("a", one_of_each)))
         offers = (("devices", {GPU: (Hint(1, preferred=True),), NIC: (Hint(2, preferred=True),)}),)
-        found = affinity_rejection(MANAGERS, draft, HintTrace(None, offers)).explain()
+        found = affinity_rejection(draft, HintTrace(None, offers)).explain()
         assert (found.resource, found.asked, found.free) == (None, None, {})
 
     @pytest.mark.parametrize("policy", [RESTRICTED, SINGLE])
@@ -88,6 +87,6 @@ class TestFailedAlignment:
         rules = make_rules(machine, SINGLE, memory=False)
         draft = draft_of(rules, pod(app("a", guaranteed("cpu=1 memory=1Gi"))))
         offers = (("cpu", {"cpu": [Hint(1 << node, preferred=True) for node in range(16)]}),)
-        message = affinity_rejection(MANAGERS, draft, HintTrace(None, offers)).explain().message
+        message = affinity_rejection(draft, HintTrace(None, offers)).explain().message
         assert "{2}" in message
         assert "{3}" not in message

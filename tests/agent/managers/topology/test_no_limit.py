@@ -46,7 +46,7 @@ def asking(text: str, uid: str = "new") -> Pod:
 def steps(rules: EffectivePolicy, asked: Pod) -> int:
     """Return how many steps the choices of an admission on an empty host take."""
     draft = rules.draft(rules.empty_ledger(), rules.demand(asked))
-    align_and_allocate(rules.managers, draft)
+    align_and_allocate(draft)
     return sum(BUDGET - work.left for work in draft.works)
 
 

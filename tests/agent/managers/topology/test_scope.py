@@ -39,18 +39,18 @@ class Recorder(Inert):
 
     name: str
     log: list[str]
-    hints: ProviderHints = field(default_factory=dict)
+    offered: ProviderHints = field(default_factory=dict)
     rejects: str | None = None
 
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
         del draft
         self.log.append(f"{self.name} hints {container.name}")
-        return self.hints
+        return self.offered
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
         del draft
         self.log.append(f"{self.name} hints pod")
-        return self.hints
+        return self.offered
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
         del draft
@@ -66,7 +66,8 @@ class Recorder(Inert):
 def align(draft: Draft, managers: Managers) -> None:
     """Let these managers decide on the pod of a draft."""
     draft.demand = PodDemand(draft.rules.policy, managers, draft.demand.pod)
-    align_and_allocate(managers, draft)
+    draft.managers = managers
+    align_and_allocate(draft)
 
 
 def two_containers(
