@@ -19,7 +19,7 @@ from agent.managers.device.kubelet import NO_CLAIMS, NOT_LISTED, listed_name
 from agent.managers.sharing import is_specified
 from agent.managers.versions import OLDEST
 from agent.pods.model import NO_GIVEN_DEVICES, ContainerKind
-from agent.rpc import V1
+from agent.rpc.pod_resources import V1
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agent.managers.policy import PluginDevice
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import GivenDevice
-    from agent.rpc import Message
+    from agent.rpc.messages import Message
 
     #: The NUMA nodes of each device by id, by resource.
     Places: TypeAlias = "Mapping[str, Mapping[str, Mask]]"

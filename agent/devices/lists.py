@@ -25,7 +25,7 @@ from agent.devices.plugin_limits import (
 )
 from agent.managers.delivery import Delivery, DeviceNode, Mount
 from agent.managers.policy import PluginDevice
-from agent.rpc import V1BETA1
+from agent.rpc.device_plugins import V1BETA1
 from agent.yaml import shown
 from sysfs.mask import Mask
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sized
 
     from agent.clock import Clock
-    from agent.rpc import Message
+    from agent.rpc.messages import Message
 
 
 #: The only health with which a device is allocated; every other text is unhealthy.

@@ -27,7 +27,9 @@ from agent.devices.lists import (
 )
 from agent.devices.plugin_limits import ALLOCATION_DURATION, CALLS, METHODS, CallResult
 from agent.devices.registration import UNKNOWN
-from agent.rpc import V1BETA1, CallError, RawMessage
+from agent.rpc.calls import CallError
+from agent.rpc.device_plugins import V1BETA1
+from agent.rpc.messages import RawMessage
 from agent.text import printable
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
     from agent.devices.plugin_limits import Deadlines, Measure
     from agent.devices.registration import Registrant
     from agent.managers.delivery import Delivery
-    from agent.rpc import Message, MessageClass, SocketClient
+    from agent.rpc.client import SocketClient
+    from agent.rpc.messages import Message, MessageClass
 
     Call: TypeAlias = Callable[[str, Message, MessageClass, float], Awaitable[bytes]]
 

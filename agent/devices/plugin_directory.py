@@ -22,15 +22,10 @@ import structlog
 from agent.devices.plugin_limits import GRACE
 from agent.devices.registration import REGISTERING
 from agent.files import risk_above, risk_of
-from agent.rpc import (
-    KUBELET_SOCKET,
-    LONGEST_SOCKET,
-    REGISTRATION,
-    RawMessage,
-    is_socket,
-    server,
-    socket_file,
-)
+from agent.rpc.device_plugins import KUBELET_SOCKET, REGISTRATION
+from agent.rpc.messages import RawMessage
+from agent.rpc.server import server
+from agent.rpc.sockets import LONGEST_SOCKET, is_socket, socket_file
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -39,7 +34,7 @@ if TYPE_CHECKING:
     from grpc import aio
 
     from agent.clock import Clock
-    from agent.rpc import Message
+    from agent.rpc.messages import Message
 
 log = structlog.get_logger(__name__)
 

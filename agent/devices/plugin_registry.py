@@ -24,15 +24,11 @@ import structlog
 
 from agent.devices.registration import REGISTERING, read_plugin_info, registrant_of
 from agent.files import risk_above, risk_of
-from agent.rpc import (
-    LONGEST_SOCKET,
-    PLUGIN_REGISTRATION,
-    PLUGIN_WATCHER,
-    CallError,
-    Client,
-    RawMessage,
-    socket_stamp,
-)
+from agent.rpc.calls import CallError
+from agent.rpc.client import Client
+from agent.rpc.device_plugins import PLUGIN_REGISTRATION, PLUGIN_WATCHER
+from agent.rpc.messages import RawMessage
+from agent.rpc.sockets import LONGEST_SOCKET, socket_stamp
 from agent.yaml import shown
 
 if TYPE_CHECKING:
@@ -41,7 +37,7 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from agent.devices.registration import Registrant
     from agent.files import PathRisk
-    from agent.rpc import SocketClient
+    from agent.rpc.client import SocketClient
 
     Watch: TypeAlias = Callable[[Path], AsyncIterator[None]]
     #: Distinguishes a socket from the next one of its path (`socket_stamp`).

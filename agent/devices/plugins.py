@@ -42,7 +42,9 @@ from agent.devices.plugin_resources import PluginResources
 from agent.devices.provider import DeviceError, Offer
 from agent.devices.registration import read_registration
 from agent.progress import uncancelled
-from agent.rpc import DEVICE_PLUGIN, V1BETA1, CallError, Client
+from agent.rpc.calls import CallError
+from agent.rpc.client import Client
+from agent.rpc.device_plugins import DEVICE_PLUGIN, V1BETA1
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
@@ -54,7 +56,8 @@ if TYPE_CHECKING:
     from agent.devices.registration import Registrant
     from agent.managers.delivery import Delivery
     from agent.managers.policy import PluginDevice
-    from agent.rpc import Message, SocketClient
+    from agent.rpc.client import SocketClient
+    from agent.rpc.messages import Message
 
 log = structlog.get_logger(__name__)
 

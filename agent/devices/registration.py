@@ -15,18 +15,13 @@ from msgspec import Struct
 
 from agent.devices.plugin_limits import LONGEST_REGISTRATION, MOST_RESOURCES
 from agent.pods.model import extended_resource_fault
-from agent.rpc import (
-    KUBELET_SOCKET,
-    LONGEST_SOCKET,
-    PLUGIN_REGISTRATION,
-    V1BETA1,
-    VERSION,
-    CallError,
-)
+from agent.rpc.calls import CallError
+from agent.rpc.device_plugins import KUBELET_SOCKET, PLUGIN_REGISTRATION, V1BETA1, VERSION
+from agent.rpc.sockets import LONGEST_SOCKET
 from agent.yaml import shown
 
 if TYPE_CHECKING:
-    from agent.rpc import Message
+    from agent.rpc.messages import Message
 
 #: The longest PluginInfo in bytes.
 _LONGEST_INFO: Final = 4096

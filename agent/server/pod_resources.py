@@ -13,7 +13,9 @@ import structlog
 
 from agent.api.pod_resources import Listing, allocatable_message
 from agent.managers.versions import OLDEST
-from agent.rpc import FIRST_LISTER, POD_RESOURCES_LISTER, V1, CallError, server
+from agent.rpc.calls import CallError
+from agent.rpc.pod_resources import FIRST_LISTER, POD_RESOURCES_LISTER, V1
+from agent.rpc.server import server
 from agent.server import metrics as names
 from agent.server.errors import StartError
 from agent.server.sockets import make_room, socket_mode
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from agent.managers.metrics import MetricSpec
     from agent.managers.versions import KubernetesVersion
-    from agent.rpc import Handler, Message, MessageClass
+    from agent.rpc.messages import Message, MessageClass
+    from agent.rpc.server import Handler
     from agent.server.counters import Counters
     from agent.server.state import AgentState
 

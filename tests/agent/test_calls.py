@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from agent.rpc import V1BETA1, CallError, Client, server
+from agent.rpc.calls import CallError
+from agent.rpc.client import Client
+from agent.rpc.device_plugins import V1BETA1
+from agent.rpc.server import server
 from tests.agent.server.support import in_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from agent.rpc import Message
+    from agent.rpc.messages import Message
 
 SERVICE = "test.Service"
 REQUEST, RESPONSE = V1BETA1["PreStartContainerRequest"], V1BETA1["ListAndWatchResponse"]

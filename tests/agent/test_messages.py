@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent.rpc import V1, V1BETA1, Messages
+from agent.rpc.device_plugins import V1BETA1
+from agent.rpc.messages import Messages
+from agent.rpc.pod_resources import V1
 
 
 def test_a_message_has_the_bytes_of_the_wire_format() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from agent.rpc import is_socket, socket_file, socket_stamp
+from agent.rpc.sockets import is_socket, socket_file, socket_stamp
 
 if TYPE_CHECKING:
     from pathlib import Path

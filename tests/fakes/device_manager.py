@@ -10,17 +10,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.rpc import (
-    DEVICE_PLUGIN,
-    KUBELET_SOCKET,
-    REGISTRATION,
-    V1BETA1,
-    VERSION,
-    CallError,
-    Client,
-    is_socket,
-    server,
-)
+from agent.rpc.calls import CallError
+from agent.rpc.client import Client
+from agent.rpc.device_plugins import DEVICE_PLUGIN, KUBELET_SOCKET, REGISTRATION, V1BETA1, VERSION
+from agent.rpc.server import server
+from agent.rpc.sockets import is_socket
 
 if TYPE_CHECKING:
     from pathlib import Path

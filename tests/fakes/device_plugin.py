@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import grpc
 from grpc import aio
 
-from agent.rpc import (
+from agent.rpc.calls import CallError
+from agent.rpc.client import Client
+from agent.rpc.device_plugins import (
     DEVICE_PLUGIN,
     PLUGIN_REGISTRATION,
     PLUGIN_WATCHER,
     REGISTRATION,
     V1BETA1,
-    CallError,
-    Client,
 )
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.cluster.nri.events import NriEvent
 from agent.cluster.nri.messages import PLUGIN, RUNTIME, V1ALPHA1
-from agent.rpc import Messages
+from agent.rpc.messages import Messages
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    from agent.rpc import CallError
+    from agent.rpc.calls import CallError
 
 #: Ends a stream with an error.
 _BROKEN: Final = object()

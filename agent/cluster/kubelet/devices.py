@@ -15,7 +15,7 @@ from agent.cluster.kubelet.device_checkpoint import DeviceCheckpoint, DeviceChec
 from agent.cluster.kubelet.pod_resources import SOCKET, PodResourcesClient
 from agent.managers.device.kubelet import NOT_LISTED, KubeletListing
 from agent.pods.model import NO_GIVEN_DEVICES
-from agent.rpc import CallError
+from agent.rpc.calls import CallError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

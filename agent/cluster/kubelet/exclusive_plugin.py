@@ -21,18 +21,12 @@ from google.protobuf.message import DecodeError
 
 from agent.cluster.kubelet.plugin_socket import PluginSocket, PluginSocketError
 from agent.progress import uncancelled
-from agent.rpc import (
-    DEVICE_PLUGIN,
-    KUBELET_SOCKET,
-    REGISTRATION,
-    V1BETA1,
-    VERSION,
-    CallError,
-    Client,
-    RawMessage,
-    server,
-    socket_stamp,
-)
+from agent.rpc.calls import CallError
+from agent.rpc.client import Client
+from agent.rpc.device_plugins import DEVICE_PLUGIN, KUBELET_SOCKET, REGISTRATION, V1BETA1, VERSION
+from agent.rpc.messages import RawMessage
+from agent.rpc.server import server
+from agent.rpc.sockets import socket_stamp
 from agent.text import printable_line
 
 if TYPE_CHECKING:
@@ -42,7 +36,7 @@ if TYPE_CHECKING:
     from grpc import aio
 
     from agent.clock import Clock
-    from agent.rpc import Message
+    from agent.rpc.messages import Message
 
 log = structlog.get_logger(__name__)
 

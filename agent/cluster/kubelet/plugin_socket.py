@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from agent.files import risk_above, risk_of
-from agent.rpc import LONGEST_SOCKET, is_socket, socket_file
+from agent.rpc.sockets import LONGEST_SOCKET, is_socket, socket_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable

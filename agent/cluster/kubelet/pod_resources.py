@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from agent.managers.device.kubelet import KubeletListing
 from agent.pods.model import GivenDevice
-from agent.rpc import POD_RESOURCES_LISTER, V1, CallError, Client
+from agent.rpc.calls import CallError
+from agent.rpc.client import Client
+from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
 from sysfs.mask import EMPTY, MAX_ID, Mask
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from agent.managers.device.kubelet import Claims
     from agent.pods.model import GivenDevices
-    from agent.rpc import Message
+    from agent.rpc.messages import Message
 
 #: In the kubelet's directory.
 SOCKET: Final = "pod-resources/kubelet.sock"

@@ -24,14 +24,17 @@ from agent.cluster.kubelet.pods import (
     is_terminal,
 )
 from agent.pods.model import LONGEST_NAME
-from agent.rpc import MAP, CallError, Client, Messages, RawMessage
+from agent.rpc.calls import CallError
+from agent.rpc.client import Client
+from agent.rpc.messages import MAP, Messages, RawMessage
 from agent.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
     from pathlib import Path
 
-    from agent.rpc import Message, SocketClient
+    from agent.rpc.client import SocketClient
+    from agent.rpc.messages import Message
     from agent.yaml import Plain
 
 CORE_V1: Final = Messages(

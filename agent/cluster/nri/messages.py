@@ -16,13 +16,13 @@ from msgspec.structs import replace
 
 from agent.cluster.nri.ttrpc import words
 from agent.pods.model import LONGEST_NAME
-from agent.rpc import MAP, Fields, Messages
+from agent.rpc.messages import MAP, Fields, Messages
 from agent.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.rpc import Message
+    from agent.rpc.messages import Message
     from sysfs.mask import Mask
 
 

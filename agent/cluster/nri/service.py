@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from agent.cluster.nri.handler import RuntimeHandler
     from agent.cluster.nri.ttrpc import RuntimeCall
-    from agent.rpc import Message
+    from agent.rpc.messages import Message
 
 log = structlog.get_logger(__name__)
 

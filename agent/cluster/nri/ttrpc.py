@@ -27,13 +27,13 @@ from agent.cluster.nri.framing import (
     encoded,
     framed,
 )
-from agent.rpc import Messages
+from agent.rpc.messages import Messages
 from agent.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from agent.rpc import Message, MessageClass
+    from agent.rpc.messages import Message, MessageClass
 
 #: The most requests that are answered at a time; the others wait in the socket, since an error in
 #: their place would be the runtime's error of the pod. There are this many because the creation of

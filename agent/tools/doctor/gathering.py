@@ -22,7 +22,9 @@ from agent.cluster.kubelet.pods import PodsUnavailableError
 from agent.cluster.kubelet.pods_api import PodsApi
 from agent.cluster.kubelet.pods_endpoint import EndpointAccess, PodsEndpoint
 from agent.files import take, trusted_users
-from agent.rpc import CallError, Client, Messages
+from agent.rpc.calls import CallError
+from agent.rpc.client import Client
+from agent.rpc.messages import Messages
 from agent.runtimes import KUBELET, KUBELETS, served_by_kubelet
 from agent.tools.doctor.checks import CPU_MANAGERS, PLUGIN_DIRECTORY
 from agent.tools.doctor.facts import (

@@ -17,7 +17,8 @@ from agent.managers.device.kubelet import NOT_LISTED, GivenDeviceManager, Kubele
 from agent.managers.policy import IsolationMode, PluginDevice
 from agent.managers.versions import KubernetesVersion
 from agent.pods.model import CPU, MEMORY, ContainerKind, GivenDevice
-from agent.rpc import V1, Messages
+from agent.rpc.messages import Messages
+from agent.rpc.pod_resources import V1
 from sysfs.mask import Mask
 from tests.agent.managers.hosts import BEST_EFFORT, GIB, make_rules
 from tests.agent.managers.hosts import SMT as HOST_WITH_SMT
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
-    from agent.rpc import Message
+    from agent.rpc.messages import Message
 
 GPU, NIC = "example.com/gpu", "example.com/nic"
 DEVICES = {

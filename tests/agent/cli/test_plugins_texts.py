@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from agent.cli.main import run_command
-from agent.rpc import CallError
+from agent.rpc.calls import CallError
 from agent.server import log_output as logs
 from tests.agent.cli.test_others_texts import EVIL, LONGEST, demand_lines
 from tests.agent.server.support import in_loop, manifest, running

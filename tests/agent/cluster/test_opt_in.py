@@ -21,7 +21,7 @@ from agent.managers.allocation import Source
 from agent.managers.device.kubelet import given_devices
 from agent.managers.policy import TopologyManagerPolicy
 from agent.pods.model import GivenDevice
-from agent.rpc import CallError
+from agent.rpc.calls import CallError
 from agent.server import metrics as names
 from agent.server.errors import CheckpointFailedError
 from sysfs.mask import Mask

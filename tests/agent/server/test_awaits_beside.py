@@ -42,7 +42,7 @@ from agent.managers.policy import MemoryManagerPolicy, PluginDevice
 from agent.pods.manifest import load_pod
 from agent.pods.quantity import Quantity
 from agent.progress import EndedError
-from agent.rpc import CallError
+from agent.rpc.calls import CallError
 from agent.server import listening
 from agent.server.errors import EXPECTED
 from agent.server.handlers import SMALL_BYTES

@@ -20,7 +20,8 @@ from agent.managers.allocation import API, KUBELET, Source
 from agent.managers.device.kubelet import KUBELET_DEVICES
 from agent.managers.policy import TopologyManagerPolicy
 from agent.pods.manifest import load_pod
-from agent.rpc import POD_RESOURCES_LISTER, V1, Client
+from agent.rpc.client import Client
+from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
 from agent.server.conditions import ConditionType
 from agent.state.store import peek
 from sysfs.mask import Mask
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.api.documents.admissions import AdmissionDocument
-    from agent.rpc import Message
+    from agent.rpc.messages import Message
     from tests.agent.server.support import Running, World
 
 NIC = "example.com/nic"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import sys
 from contextlib import asynccontextmanager
@@ -13,7 +14,9 @@ from grpc import aio
 from msgspec.structs import replace
 
 from agent.config.agent import PodResourcesConfig
-from agent.rpc import LONGEST_MESSAGE, POD_RESOURCES_LISTER, V1, CallError, Client
+from agent.rpc.calls import LONGEST_MESSAGE, CallError
+from agent.rpc.client import Client
+from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
 from agent.server import metrics as names
 from agent.server import pod_resources as module
 from agent.server.errors import StartError
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from agent.rpc import Message
+    from agent.rpc.messages import Message
     from tests.agent.server.support import Running, World
 
 LIST = V1["ListPodResourcesRequest"]()
@@ -225,9 +228,9 @@ async def test_a_directory_that_cannot_be_made_keeps_the_agent_from_starting(wor
 async def test_grpc_is_imported_where_a_socket_is_configured_alone_and_may_be_missing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = [name for name in sys.modules if name.startswith("agent.") and "pod_resources" in name]
-    for name in (*ours, "agent.rpc"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    ours = [name for name in sys.modules if re.match(r"agent\.(rpc|.*pod_resources)", name)]
+    for name in ours:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "grpc", None)
     expected = (
         r"agent\.podResources\.socket: grpc is not installed; "

@@ -15,7 +15,7 @@ from agent.cluster.kubelet.source import CONFIRM_PERIOD, LONGEST_PAUSE, KubeletP
 from agent.cluster.kubelet.tracked import ALONE_SECONDS, MISSING_SECONDS
 from agent.cluster.kubelet.ways import SYNC_SECONDS, KubeletDeadlines, KubeletWays, patiently
 from agent.pods.model import PodIdentity
-from agent.rpc import CallError
+from agent.rpc.calls import CallError
 from tests.agent.server.support import OTHER_UID, UID, FakeClock, until
 from tests.fakes.kubelet.device_shares import write_device_checkpoint
 from tests.fakes.pods_api import FakePodsApi, container, pod_message

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.rpc import Messages
+from agent.rpc.messages import Messages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,13 +7,14 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from agent.rpc import MAP, Client, Messages
+from agent.rpc.client import Client
+from agent.rpc.messages import MAP, Messages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from agent.rpc import Message
+    from agent.rpc.messages import Message
 
 PACKAGE: Final = "runtime.v1"
 SERVICE: Final = "runtime.v1.RuntimeService"

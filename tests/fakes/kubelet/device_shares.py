@@ -13,7 +13,8 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from agent.rpc import V1BETA1, CallError
+from agent.rpc.calls import CallError
+from agent.rpc.device_plugins import V1BETA1
 from tests.fakes.kubelet.resources import is_sidecar, limits_of
 
 if TYPE_CHECKING:

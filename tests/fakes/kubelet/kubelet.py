@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.rpc import CallError
+from agent.rpc.calls import CallError
 from systemd.units import SystemdError
 from tests.fakes.device_manager import FakeDeviceManager
 from tests.fakes.kubelet import cri, device_shares

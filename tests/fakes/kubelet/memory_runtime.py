@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.cluster.nri.events import NriEvent
-from agent.rpc import CallError
+from agent.rpc.calls import CallError
 from cgroupfs.tree import join
 from tests.agent.bundles import bundle
 from tests.agent.bundles import cri as cri_annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from agent.rpc import Message
+    from agent.rpc.messages import Message
     from tests.fakes.systemd import FakeSystemd
 
 #: How long a plugin may take, in seconds (containerd's default).

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from agent.cluster.kubelet.pod_resources import SOCKET
-from agent.rpc import POD_RESOURCES_LISTER, V1, CallError, server
+from agent.rpc.calls import CallError
+from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
+from agent.rpc.server import server
 from tests.fakes.kubelet.resources import is_sidecar
 
 if TYPE_CHECKING:

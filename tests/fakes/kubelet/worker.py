@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.rpc import CallError
+from agent.rpc.calls import CallError
 from systemd.units import SystemdError
 from tests.fakes.kubelet import cri
 from tests.fakes.kubelet.cgroups import parent_of

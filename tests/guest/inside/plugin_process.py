@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.rpc import POD_RESOURCES_LISTER, V1, CallError, Client
+from agent.rpc.calls import CallError
+from agent.rpc.client import Client
+from agent.rpc.pod_resources import POD_RESOURCES_LISTER, V1
 from tests.fakes.device_plugin import FakePlugin, device
 
 if TYPE_CHECKING:

@@ -12,7 +12,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.cluster.kubelet.exclusive_plugin import DECIDING_SECONDS, PERIOD, SLOTS, ExclusivePlugin
-from agent.rpc import DEVICE_PLUGIN, V1BETA1, CallError, Client
+from agent.rpc.calls import CallError
+from agent.rpc.client import Client
+from agent.rpc.device_plugins import DEVICE_PLUGIN, V1BETA1
 from agent.server.watches import directory_names
 from tests.agent.server.support import FakeClock, until
 from tests.fakes.device_manager import FakeDeviceManager

@@ -13,7 +13,8 @@ from agent.cluster.kubelet.devices import REFRESH_SECONDS, KubeletDevices
 from agent.cluster.kubelet.pod_resources import SOCKET, PodResourcesClient
 from agent.managers.device.kubelet import NOT_LISTED
 from agent.pods.model import GivenDevice
-from agent.rpc import V1, CallError
+from agent.rpc.calls import CallError
+from agent.rpc.pod_resources import V1
 from sysfs.mask import EMPTY, Mask
 from tests.agent.pods.pods import app, pod, resources
 from tests.agent.server.support import FakeClock, until

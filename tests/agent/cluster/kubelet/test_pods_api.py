@@ -8,7 +8,7 @@ import pytest
 from agent.cluster.kubelet import pods_api
 from agent.cluster.kubelet.pods import PodsUnavailableError, UnreadablePodError
 from agent.cluster.kubelet.pods_api import V1ALPHA1, EventType, PodsApi
-from agent.rpc import CallError
+from agent.rpc.calls import CallError
 from tests.agent.server.support import OTHER_UID, UID, until
 from tests.fakes.pods_api import FakePodsApi, pod_message
 

@@ -13,7 +13,7 @@ from agent.cluster.kubelet.pods import UnreadablePodError, pod_of, read_json, re
 from agent.cluster.kubelet.pods_api import CORE_V1, read_message, read_messages
 from agent.pods.manifest import load_pod
 from agent.pods.model import ManifestError
-from agent.rpc import Messages
+from agent.rpc.messages import Messages
 from tests.fakes.pods_api import container, pod_message
 
 UID = "11111111-2222-3333-4444-555555555555"

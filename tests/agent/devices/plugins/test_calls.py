@@ -13,7 +13,7 @@ from agent.devices.plugin_calls import BACK_OFF, MOST_DOUBLINGS, CallBreaker, Pl
 from agent.devices.plugin_limits import CALLS, IGNORED_PREFERENCES, CallResult, Deadlines
 from agent.devices.provider import DeviceError
 from agent.devices.registration import Registrant
-from agent.rpc import CallError
+from agent.rpc.calls import CallError
 from tests.agent.devices.plugins.support import GPU, PATIENT, SHORT, Tally, connected, served
 from tests.agent.server.support import FakeClock, in_loop
 from tests.fakes.device_plugin import always, device, encoded, failing, never

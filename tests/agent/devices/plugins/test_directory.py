@@ -11,7 +11,7 @@ import pytest
 
 from agent.devices.plugin_directory import DirectoryError, PluginDirectory
 from agent.devices.plugins import PERIOD, RETRY_PERIOD
-from agent.rpc import CallError
+from agent.rpc.calls import CallError
 from tests.agent.devices.plugins.support import GPU, connected, names_in, served
 from tests.agent.server.support import in_loop
 from tests.fakes.device_plugin import FakePlugin, device

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.devices.lists import BURST, PAUSE, PAUSES_PER_USE, NewestList
-from agent.rpc import CallError
+from agent.rpc.calls import CallError
 from tests.agent.server.support import in_loop
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from agent.devices.plugin_limits import (
 )
 from agent.devices.provider import DeviceError
 from agent.managers.policy import PluginDevice
-from agent.rpc import CallError
+from agent.rpc.calls import CallError
 from sysfs.mask import Mask
 from tests.agent.devices.plugins.support import GPU, PATIENT, connected, served
 from tests.agent.server.support import in_loop

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.devices.registration import Registrant, read_registration
-from agent.rpc import CallError
+from agent.rpc.calls import CallError
 from tests.fakes.device_plugin import encoded
 
 DIRECTORY = Path("/var/lib/kubelet/device-plugins")

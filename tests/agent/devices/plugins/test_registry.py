@@ -13,7 +13,7 @@ import pytest
 from agent.devices.plugin_limits import MOST_RESOURCES
 from agent.devices.plugin_registry import LONGEST_PAUSE, PERIOD
 from agent.managers.policy import PluginDevice
-from agent.rpc import LONGEST_SOCKET
+from agent.rpc.sockets import LONGEST_SOCKET
 from agent.server.watches import directory_names
 from tests.agent.devices.plugins.support import GPU, served
 from tests.agent.server.support import in_loop

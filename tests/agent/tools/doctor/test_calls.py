@@ -12,7 +12,7 @@ import pytest
 
 from agent.cluster.kubelet.pods_api import SERVICE as PODS
 from agent.cluster.kubelet.pods_api import V1ALPHA1
-from agent.rpc import server
+from agent.rpc.server import server
 from agent.tools.doctor.facts import AskedWay
 from agent.tools.doctor.gathering import SERVICE, V1, gather, with_answers
 from agent.versions import ReportedVersion
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.rpc import Message
+    from agent.rpc.messages import Message
     from agent.tools.doctor.facts import GatheredFacts
 
 RUNTIME = "/run/containerd/containerd.sock"
