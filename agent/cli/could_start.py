@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.cluster.api_server import (
+from agent.cluster.kubernetes.access import (
     AccessError,
     access_problems,
     api_access,

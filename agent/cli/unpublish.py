@@ -11,15 +11,15 @@ import click
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.options import configuration_options
 from agent.cli.output import say
-from agent.cluster.api_server import (
+from agent.cluster.kubernetes.access import (
     AccessError,
-    ApiServer,
-    ApiServerError,
     api_access,
     node_name,
     with_credentials_of_unit,
 )
-from agent.cluster.topology import Removal, remove
+from agent.cluster.kubernetes.api_server import ApiServer
+from agent.cluster.kubernetes.request_errors import ApiServerError
+from agent.cluster.kubernetes.topology_publisher import Removal, remove
 from agent.config.load import load_config_file
 
 if TYPE_CHECKING:

@@ -185,7 +185,7 @@ def _node_version(config: Config) -> Callable[[], Awaitable[ReportedVersion]] | 
     """Return what asks the Node object, None where that is not configured; raises `StartError`."""
     if not config.agent.kubernetes.read_version:
         return None
-    from agent.cluster.api_server import kubelet_version  # noqa: PLC0415  # only for it
+    from agent.cluster.kubernetes.node import kubelet_version  # noqa: PLC0415  # only for it
     from agent.cluster.publishing import api_server_and_node  # noqa: PLC0415  # only for it
 
     return partial(kubelet_version, *api_server_and_node(config.agent.kubernetes))

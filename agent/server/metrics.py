@@ -290,8 +290,8 @@ HISTORY_LOST: Final = counter(
     reason=("disk", "queue", "size", "torn"),
 )
 
-#: The results of a request to the API server, as of `agent.cluster.api_server.Outcome`, which is
-#: imported only where something is published.
+#: The results of a request to the API server (`agent.cluster.kubernetes.request_errors.Outcome`,
+#: which is imported only where something is published).
 _API_RESULTS: Final = (
     "done",
     "credentials",

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.documents.map import CpuUse
-from agent.cluster.topology import node_topology
+from agent.cluster.kubernetes.node_topology import node_topology
 from agent.config.isolation import PartitionMode
 from agent.managers.violations import Rule
 from sysfs.mask import Mask

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.cluster.api_server import ApiAccess, ApiServer
+from agent.cluster.kubernetes.access import ApiAccess
+from agent.cluster.kubernetes.api_server import ApiServer
 from tests.fakes.api_server import TOKEN, api_server
 
 if TYPE_CHECKING:

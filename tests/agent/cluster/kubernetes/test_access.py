@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from agent.cluster.api_server import (
+from agent.cluster.kubernetes.access import (
     SERVICE_ACCOUNT,
     AccessError,
     access_problems,

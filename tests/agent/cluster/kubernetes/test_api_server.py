@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.cluster.api_server import LONGEST_ANSWER, ApiAccess, ApiServer, ApiServerError, Outcome
-from agent.cluster.topology import NODE_TOPOLOGIES
+from agent.cluster.kubernetes.access import ApiAccess
+from agent.cluster.kubernetes.api_server import LONGEST_ANSWER, ApiServer
+from agent.cluster.kubernetes.request_errors import ApiServerError, Outcome
+from agent.cluster.kubernetes.topology_publisher import NODE_TOPOLOGIES
 from agent.server import metrics as names
 from tests.fakes.api_server import TOKEN, Failure, Fault
 from tests.fakes.certificate import write_certificate

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.cluster.topology import NodeTopology, node_topology
+from agent.cluster.kubernetes.node_topology import NodeTopology, node_topology
 from agent.managers.capacity import free_cpus
 from agent.managers.device.kubelet import NOT_LISTED, GivenDeviceManager, KubeletListing
 from agent.managers.machine import Machine

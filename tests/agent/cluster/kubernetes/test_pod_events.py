@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.cluster.api_server import Outcome
-from agent.cluster.publishing import LONGEST_MESSAGE, MOST_PODS, POD_SECONDS, PodEvents
+from agent.cluster.kubernetes.pod_events import LONGEST_MESSAGE, MOST_PODS, POD_SECONDS, PodEvents
+from agent.cluster.kubernetes.request_errors import Outcome
 from agent.pods.model import PodIdentity
 from tests.fakes.api_server import Failure
 
 if TYPE_CHECKING:
-    from agent.cluster.api_server import ApiServer
+    from agent.cluster.kubernetes.api_server import ApiServer
     from tests.fakes.api_server import FakeApiServer
 
 WEB = PodIdentity("u-1", "web", "shop")

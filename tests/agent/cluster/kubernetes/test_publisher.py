@@ -7,14 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.cluster.api_server import ApiServerError, Outcome
-from agent.cluster.topology import (
-    REFRESH_SECONDS,
-    Retries,
-    TopologyPublisher,
-    node_topology,
-    remove,
-)
+from agent.cluster.kubernetes.node_topology import node_topology
+from agent.cluster.kubernetes.request_errors import ApiServerError, Outcome
+from agent.cluster.kubernetes.retries import Retries
+from agent.cluster.kubernetes.topology_publisher import REFRESH_SECONDS, TopologyPublisher, remove
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import make_rules
 from tests.agent.pods.pods import app, guaranteed, pod
@@ -23,7 +19,7 @@ from tests.fakes.api_server import TOPOLOGIES, Failure
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.cluster.api_server import ApiServer
+    from agent.cluster.kubernetes.api_server import ApiServer
     from tests.fakes.api_server import FakeApiServer
 
 RULES = make_rules()
