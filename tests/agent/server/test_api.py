@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 POD = f"kubepods/pod{UID}"
 BIND = f"/v1/pods/{UID}/containers/c0/bind"
+RESIZE = f"/v1/pods/{UID}/resize"
 
 
 async def ask(
@@ -173,6 +174,16 @@ BAD = (
     ("POST", BIND, b'{"cgroup": "/../../etc"}', "422 InvalidBinding"),
     ("POST", BIND, b'{"cgroup": "/not/there"}', "422 InvalidBinding"),
     ("POST", BIND, b'{"cgroup": "' + b"/a" * 100_000 + b'"}', "422 InvalidBinding"),
+    ("POST", "/v1/pods/absent/resize", b'{"cpus": "4"}', "404 PodNotFound"),
+    ("POST", RESIZE, b"[1]", "422 InvalidResize"),
+    ("POST", RESIZE, b"{}", "422 InvalidResize"),
+    ("POST", RESIZE, b'{"cpu": "4"}', "422 InvalidResize"),
+    ("POST", RESIZE, b'{"cpus": "4GB"}', "422 InvalidResize"),
+    ("POST", RESIZE, b'{"cpus": "0"}', "422 InvalidResize"),
+    ("POST", RESIZE, b'{"cpus": "-1"}', "422 InvalidResize"),
+    ("POST", RESIZE, b'{"memory": "1' + b"0" * 1000 + b'"}', "422 InvalidResize"),
+    ("POST", RESIZE, b'{"cpus": "1", "keep": "0-9999999999"}', "422 InvalidResize"),
+    ("POST", RESIZE, b'{"cpus": "1", "container": "zz"}', "404 ContainerNotFound"),
     ("POST", "/v1/pods", b"#" * (MESSAGE_BYTES + 1), "413 TooLarge"),
 )
 
@@ -190,9 +201,9 @@ async def test_bad_requests_get_one_short_clear_error_and_change_nothing(world: 
         assert everything(agent) == before
 
 
-#: Every resource, and the two that have a dry run.
+#: Every resource, and those that have a dry run.
 ROUTES = re.findall(r'\("([A-Z]+)", "(/v1/[^"]+)", self', Path(api_module.__file__).read_text())
-DRY = {("POST", "/v1/pods"), ("POST", "/v1/drain")}
+DRY = {("POST", "/v1/pods"), ("POST", "/v1/drain"), ("POST", "/v1/pods/{uid}/resize")}
 
 
 @in_loop

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from agent.pods.model import Pod
     from agent.server.configured import ConfiguredHost
     from agent.server.lifecycle import Service
+    from sysfs.mask import Mask
     from tests.agent.server.support import Running, World
 
 POD = f"kubepods/pod{UID}"
@@ -188,10 +189,12 @@ async def test_an_unexpected_failure_of_one_pod_leaves_the_other_files_alone(
     (directory / "a.yaml").write_bytes(manifest(uid=OTHER_UID, name="bad"))
     (directory / "b.yaml").write_bytes(manifest())
 
-    def failing(configured: ConfiguredHost, ledger: Ledger, pod: Pod) -> Decision:
+    def failing(
+        configured: ConfiguredHost, ledger: Ledger, pod: Pod, keep: Mask | None
+    ) -> Decision:
         if pod.name == "bad":
             raise KeyError("a mistake in the managers")
-        return decide(configured, ledger, pod)
+        return decide(configured, ledger, pod, keep)
 
     monkeypatch.setattr("agent.server.decider.decide", failing)
     async with running(world) as agent:
