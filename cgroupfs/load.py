@@ -1,0 +1,72 @@
+"""What makes the tasks of a cgroup wait, as the kernel counts it: quota, pressure, reclaim, kills.
+
+In go a tree and the path of a cgroup; out come the numbers of four files, by file and key. A file
+that is absent (its controller is not enabled, the kernel runs with `psi=0`), that cannot be read or
+that lacks one of its `LOAD_KEYS` is left out: what it would show is not known.
+
+Source: Documentation/admin-guide/cgroup-v2.rst and Documentation/accounting/psi.rst of Linux 6.12.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cgroupfs.tree import CgroupTree
+
+    CgroupLoad: TypeAlias = Mapping[str, Mapping[str, float]]
+
+CPU_STAT: Final = "cpu.stat"
+CPU_PRESSURE: Final = "cpu.pressure"
+MEMORY_PRESSURE: Final = "memory.pressure"
+MEMORY_EVENTS: Final = "memory.events"
+#: The keys that are needed of each file. Those of pressure are percentages of the last 10 and 60
+#: seconds in which at least one task waited (`some`); all others count from when the cgroup was
+#: made, `throttled_usec` in microseconds of all CPUs together.
+LOAD_KEYS: Final = MappingProxyType(
+    {
+        CPU_STAT: {"nr_periods", "nr_throttled", "throttled_usec"},
+        CPU_PRESSURE: {"avg10", "avg60"},
+        MEMORY_PRESSURE: {"avg10", "avg60"},
+        MEMORY_EVENTS: {"high", "max", "oom_kill"},
+    }
+)
+
+
+def read_load(tree: CgroupTree, path: str, *, own_events: bool = False) -> CgroupLoad:
+    """Read one cgroup; nothing is known of one that is gone.
+
+    With `own_events` the memory events of the cgroups below do not count (Linux 5.2).
+    """
+    found = {}
+    for file, needed in LOAD_KEYS.items():
+        local = own_events and file == MEMORY_EVENTS
+        try:
+            text = tree.read(path, f"{file}.local" if local else file)
+        except (OSError, UnicodeDecodeError):  # EOPNOTSUPP: the kernel runs with psi=0
+            continue
+        numbers = _numbers(text)
+        if needed <= numbers.keys():
+            found[file] = numbers
+    return found
+
+
+def _numbers(text: str) -> Mapping[str, float]:
+    """Return the numbers of lines such as `nr_throttled 12`, and of `some avg10=0.00 avg60=0.87`.
+
+    The line `full` of a file of pressure is left out.
+    """
+    found = {}
+    for line in text.splitlines():
+        first, *rest = line.split() or [""]
+        pairs = [word.partition("=")[::2] for word in rest] if first == "some" else [(first, *rest)]
+        for pair in pairs:
+            try:
+                key, value = pair
+                found[key] = float(value)
+            except ValueError:
+                continue
+    return found
