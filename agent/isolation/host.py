@@ -190,7 +190,9 @@ class HostIsolation:
         changed[str(IsolationItem.HOST_SLICES)] = len(slices_of(originals))
         changed[str(IsolationItem.PARTITIONS)] = len(self.partitions.words)
         changed[str(IsolationItem.RESCTRL)] = len(originals.keys() & of_groups)
-        return IsolationReport(pass_.lines(), MappingProxyType(+changed), pass_.written)
+        return IsolationReport(
+            pass_.lines(), MappingProxyType(+changed), pass_.written, late=tuple(pass_.late)
+        )
 
     def _fill_groups(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from agent.isolation.places import AFFINITY, DEFAULT_IRQ, IRQ, PLACE_ERRORS, Form, cpus_of
+from agent.isolation.report import LateInterrupt
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Interrupts:
         except FileNotFoundError:  # it was freed
             return False
 
-    def still_coming(self, avoided: Mask) -> list[str]:
+    def still_coming(self, avoided: Mask) -> list[LateInterrupt]:
         """Return the interrupts that came to CPUs that they avoid since the last call.
 
         One without IRQ_MOVE_PCNTXT is moved when it comes next, so it may come there once more.
@@ -70,5 +71,5 @@ class Interrupts:
             before = self._came.get(name)
             self._came[name] = (cpus, came)
             if before is not None and before[0] == cpus and came > before[1] + 1:
-                late.append(f"{irq} ({self._places.described(name)}) to {cpus}")
+                late.append(LateInterrupt(f"{irq} ({self._places.described(name)})", cpus))
         return late

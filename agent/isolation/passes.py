@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from agent.isolation.originals import Custody
     from agent.isolation.places import HostPlaces
+    from agent.isolation.report import LateInterrupt
     from agent.isolation.rows import DesiredSetting
 
 
@@ -38,7 +39,7 @@ class Pass(Struct):
     #: The items of which the host lacks settings, each with why.
     missing: set[tuple[str, str]] = field(default_factory=set)
     #: The interrupts that still come to exclusive CPUs.
-    late: list[str] = field(default_factory=list)
+    late: list[LateInterrupt] = field(default_factory=list)
     written: int = 0
 
     def lines(self) -> Mapping[str, str]:
@@ -53,7 +54,7 @@ class Pass(Struct):
                 f"not as desired: {some_of(places, MOST_NAMED)}: {why}"
             )
         if self.late:
-            late = some_of(sorted(self.late), MOST_NAMED)
+            late = some_of(sorted(map(str, self.late)), MOST_NAMED)
             lines["isolation interrupts"] = f"still delivered to exclusive CPUs: {late}"
         return MappingProxyType(lines)
 

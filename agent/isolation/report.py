@@ -11,9 +11,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.isolation.resctrl import CacheCount
+    from sysfs.mask import Mask
 
 #: The most places that a condition names.
 MOST_NAMED: Final = 3
+
+
+class LateInterrupt(Struct, frozen=True):
+    """An interrupt that still came to CPUs which it is to avoid."""
+
+    #: Its number, and whose it is.
+    name: str
+    cpus: Mask
+
+    def __str__(self) -> str:
+        return f"{self.name} to {self.cpus}"
 
 
 class IsolationReport(Struct, frozen=True):
@@ -27,6 +39,7 @@ class IsolationReport(Struct, frozen=True):
     written: int = 0
     #: What the kernel counts of caches.
     counts: tuple[CacheCount, ...] = ()
+    late: tuple[LateInterrupt, ...] = ()
 
 
 NOT_APPLIED: Final = IsolationReport()

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from agent.config.isolation import IsolationConfig, PowerClass
 from agent.isolation.originals import ORIGINALS_NAME
 from agent.isolation.places import HostPlaces
+from agent.isolation.report import LateInterrupt
 from agent.isolation.rows import isolated_cpus
 from agent.managers.policy import IsolationMode
 from agent.pods.model import INTERRUPTS, OWN_DEVICES, POWER
@@ -369,6 +370,7 @@ def test_an_interrupt_that_is_still_delivered_there_is_a_condition_after_a_while
     isolation.apply([quiet("2-3")], (), thorough=True)
     condition = isolation.report.conditions["isolation interrupts"]
     assert condition == "still delivered to exclusive CPUs: 5 (eth0-rx) to 2"
+    assert isolation.report.late == (LateInterrupt("5 (eth0-rx)", Mask.of(2)),)
 
 
 def test_interrupts_of_a_pods_device_go_to_the_pod_if_it_asks(host: Host) -> None:
