@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.api.documents.admissions import AdmissionDocument
+    from agent.api.slowness import Slowness
     from agent.managers.allocation import ContainerAllocation, MemoryBlock, PodAllocation
     from agent.managers.cordons import Cordons
     from agent.managers.decision import Decision, Rejection, Trace
@@ -77,6 +78,8 @@ class Recorded(Protocol):
     not_found: tuple[str, ...]
     #: Why a container has none (`PodDocument.absence`).
     absence: str
+    #: `PodDocument.admission_seconds`.
+    admission_seconds: float | None
 
     @property
     def unenforced_lines(self) -> tuple[str, ...]:
@@ -96,6 +99,7 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
     judgements: Iterable[Judgement] = (),
     cdi_names: Mapping[str, str] = MappingProxyType({}),
     kubelet: KubeletListing = NOT_LISTED,
+    slow: Slowness | None = None,
 ) -> PodDocument:
     """Return the document of one pod.
 
@@ -103,7 +107,7 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
     dry run). `kernel` are the cgroups by container; None stands for the pod. `invalid` are the
     violations of all pods. `intruding` is what may use exclusive CPUs of the pod, `judgements` its
     verdict. `cdi_names` are the names of containers in the CDI file of the pod, if it is written.
-    `kubelet` is what a kubelet beside the agent lists.
+    `kubelet` is what a kubelet beside the agent lists, `slow` what makes the pod slow.
     """
     cgroups, source, kubelet_devices = kernel or {}, allocation.source, kubelet.of(allocation)
     violations = tuple(violation for violation in invalid if violation.uid == allocation.uid)
@@ -160,6 +164,8 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
             )
             for judgement in judgements
         ),
+        slow=slow,
+        admission_seconds=None if record is None else record.admission_seconds,
     )
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from agent.api.documents.kernel import EnforcementDocument, KernelDocument
     from agent.api.documents.pods import ContainerDocument, PodDocument
+    from agent.api.slowness import Slowness
     from agent.managers.violations import Violation
 
 #: With whom a container shares its CPUs (`agent.managers.sharing.Sharing`).
@@ -59,6 +60,9 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
     yield f"  origin    {origin_text(pod) or pod.origin}"
     yield f"  state     {state_text(pod)}"
     yield from state_lines(pod)
+    if pod.admission_seconds is not None:
+        until = "from the request until the kernel was read back"
+        yield f"  admission {pod.admission_seconds * 1000:.0f} ms {until}"
     yield from labelled("  not valid under the current policy: ", map(_violation, pod.invalid))
     yield from _budget_lines(pod)
     for cgroup in pod.kernel:
@@ -74,6 +78,8 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
         if not container.kernel:
             yield "  kernel    no cgroup of this container is known"
     yield from _reason_lines(pod)
+    if pod.slow is not None:
+        yield from ("", "slow", *labelled("  ", _slow_lines(pod.slow)))
 
 
 def difference_lines(former: PodDocument | None, new: PodDocument, file: str) -> Iterator[str]:
@@ -307,6 +313,17 @@ def _kernel_lines(cgroup: KernelDocument) -> Iterator[str]:
 def _violation(violation: Violation) -> str:
     container = "" if violation.container is None else f"{violation.container} "
     return f"{container}{violation.message} ({violation.rule}); {violation.remedy}"
+
+
+def _slow_lines(slow: Slowness) -> Iterator[str]:
+    """Yield what makes a pod slow, and what the kernel does not show of that."""
+    for each in slow.causes:
+        where = f"{each.container} " if each.container else ""
+        yield f"{where}{each.cause.replace('_', ' ')}: {each.message}"
+    if not slow.causes:
+        yield "nothing the agent sees makes it slow"
+    if slow.unknown:
+        yield f"not known, as no cgroup of a container has it: {', '.join(slow.unknown)}"
 
 
 def _reason_lines(pod: PodDocument) -> Iterator[str]:

@@ -225,7 +225,7 @@ def _print_list(listed: PodListDocument, output: Output) -> None:
 def show(
     pod: str, container: str | None, tool: str | None, output: Output, socket_path: str
 ) -> int:
-    """Show a POD (uid, name or namespace/name): allocation, reasons, and the kernel's settings.
+    """Show a POD (uid, name or namespace/name): allocation, settings, reasons, what makes it slow.
 
     A recently rejected pod, or one with an invalid manifest, is shown with the reason; the exit
     code is then that of its admission, 1 or 3.

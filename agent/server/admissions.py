@@ -60,6 +60,7 @@ class Admissions:
         A caller that is cancelled before the turn begins no longer asks for it. What a kubelet gave
         to the pod is asked before the pod enters the line.
         """
+        requested = self._steps.clock.monotonic()
         informed = await self._decider.with_devices(pod, source)
         outcome: asyncio.Future[AdmissionDocument] = asyncio.get_running_loop().create_future()
 
@@ -72,6 +73,7 @@ class Admissions:
             pod=informed,
             source=source,
             replace_pod=replace_pod,
+            requested=requested,
         )
         return await self._steps.queue.add(request)
 
@@ -82,6 +84,7 @@ class Admissions:
 
         `desired` gets the allocation that the pod has then. `keep` are CPUs that stay.
         """
+        requested = self._steps.clock.monotonic()
 
         async def turn() -> AdmissionDocument:
             allocation = self._state.allocation(uid)
@@ -90,6 +93,7 @@ class Admissions:
                 outcome=asyncio.get_running_loop().create_future(),
                 pod=desired(allocation),
                 source=allocation.source or API,
+                requested=requested,
                 keep=keep,
             )
             await self._turn(request)

@@ -1,6 +1,6 @@
-"""The gauges that cost more than others: verdicts, shared cores, and containers one by one.
+"""The gauges that cost more than others: verdicts, slow pods, shared cores, containers one by one.
 
-In go policy, ledger and intrusions; out come samples, which are made again when one of the three is
+In go policy, ledger, and what intrudes; out come samples, which are made again when one of these is
 another one, not at every scrape, and a pod is judged again only when its allocation or what
 intrudes on it is. With 4,096 CPUs a verdict takes 0.2 ms: for 1,500 pods that would be a third of a
 second at each scrape, in which no other request is answered.
@@ -20,11 +20,13 @@ from agent.managers.metrics import Sample
 from agent.managers.quality import verdict
 from agent.pods.model import Quality
 from agent.server import metrics as names
+from agent.server.slowness import ALWAYS_KNOWN, known_causes
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from agent.isolation.report import LateInterrupt
     from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.managers.ledger import Ledger
     from agent.managers.quality import Intrusion, Judgement
@@ -39,11 +41,13 @@ LONGEST_LIST: Final = 256
 
 
 class AllocationSamples:
-    """The samples of verdicts, of shared cores, and of containers one by one."""
+    """The samples of verdicts, slow pods, shared cores, and of containers one by one."""
 
     def __init__(self) -> None:
         #: What the last samples were made of, and those samples.
-        self._inputs: tuple[EffectivePolicy, Ledger, Intrusions] | None = None
+        self._inputs: (
+            tuple[EffectivePolicy, Ledger, Intrusions, tuple[LateInterrupt, ...]] | None
+        ) = None
         self._samples: tuple[Sample, ...] = ()
         #: The verdicts under the policy of `_inputs`, by uid, each behind what it was made of.
         self._verdicts: dict[
@@ -56,21 +60,24 @@ class AllocationSamples:
         ledger: Ledger,
         containers: int,
         intrusions: Intrusions = MappingProxyType({}),
+        late: tuple[LateInterrupt, ...] = (),
     ) -> tuple[Sample, ...]:
         """Return the samples; `containers` is the most containers that are exported one by one.
 
-        These are the first in the order of admission.
+        These are the first in the order of admission. `late` are interrupts as in `known_causes`.
         """
         last = self._inputs
-        if last is None or last[0] is not rules or last[1] is not ledger or last[2] != intrusions:
+        asked = (intrusions, late)
+        if last is None or last[0] is not rules or last[1] is not ledger or last[2:] != asked:
             if last is not None and last[0] is not rules:
                 self._verdicts.clear()
             samples = chain(
                 self._verdict_samples(rules, ledger, intrusions),
+                self._slow_samples(late),
                 (Sample(names.SHARED_CORES, (), shared_cores(rules, ledger)),),
                 _container_samples(rules, ledger, containers),
             )
-            self._inputs, self._samples = (rules, ledger, intrusions), tuple(samples)
+            self._inputs, self._samples = (rules, ledger, intrusions, late), tuple(samples)
         return self._samples
 
     def _verdict_samples(
@@ -92,6 +99,18 @@ class AllocationSamples:
             for met in (True, False):
                 labels = (str(quality), str(met).lower())
                 yield Sample(names.VERDICTS, labels, counts[quality, met])
+
+    def _slow_samples(self, late: tuple[LateInterrupt, ...]) -> Iterator[Sample]:
+        """Yield how many of the judged pods have each cause."""
+        pods = Counter(
+            cause
+            for allocation, intruding, judgements in self._verdicts.values()
+            for cause in {
+                each.cause for each in known_causes(allocation, judgements, intruding, late)
+            }
+        )
+        for cause in ALWAYS_KNOWN:
+            yield Sample(names.SLOW_PODS, (str(cause),), pods[cause])
 
 
 def shared_cores(rules: EffectivePolicy, ledger: Ledger) -> int:

@@ -296,7 +296,7 @@ class Controller:
             allocation,
             record,
             explanation=record.explanation,
-            kernel=observed,
+            reading=observed,
             invalid=self.state.invalid,
         )
 

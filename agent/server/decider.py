@@ -67,6 +67,8 @@ class Admission(Job[AdmissionDocument], eq=False, kw_only=True):
     #: The pod, with the devices that the kubelet gave to it.
     pod: Pod
     source: Source
+    #: The monotonic time of the request, in seconds.
+    requested: float
     replace_pod: bool = False
     #: CPUs that stay with their containers in a resize; None: the pod is to be admitted.
     keep: Mask | None = None

@@ -177,14 +177,19 @@ class Effects:
         counters, resized = self._steps.metrics.counters, proposal.decision.resized
         counters.add(*((names.RESIZES, "resized") if resized else (names.ADMISSIONS, "admitted")))
         fields = allocation_fields(allocation, self._state.shared_cpus)
-        enforced = not self._state.observed.records.of(uid).unenforced
+        record = self._state.observed.records.of(uid)
+        seconds = self._steps.clock.monotonic() - proposal.request.requested
+        if not resized:
+            record.admission_seconds = seconds
+        enforced = not record.unenforced
         what = "pod resized" if resized else "pod admitted"
-        log.info(what, enforced=enforced, source=source, **fields)
+        log.info(what, enforced=enforced, source=source, seconds=round(seconds, 6), **fields)
+        duration = f"{'' if enforced else 'not '}enforced after {seconds * 1000:.0f} ms"
         self._steps.publish(
             "PodResized" if resized else "PodAdmitted",
             uid,
             full_name(allocation),
-            allocation_line(allocation),
+            "; ".join(filter(None, (allocation_line(allocation), duration))),
             given=proposal.pod.given_devices,
         )
 

@@ -78,7 +78,7 @@ class Metrics:
         yield self.plugin_allocation_duration.family()
         yield self.runtime_request_duration.family()
         more = self._allocations.samples(
-            reading.rules, reading.ledger, reading.containers, reading.intrusions
+            reading.rules, reading.ledger, reading.containers, reading.intrusions, reading.late
         )
         yield from families(reading, more)
         yield from self._process.collect()

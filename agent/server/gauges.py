@@ -29,6 +29,7 @@ from agent.state.checkpoint import policy_summary
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from agent.isolation.report import LateInterrupt
     from agent.isolation.resctrl import CacheCount
     from agent.managers.ledger import Ledger
     from agent.managers.policy import Policy
@@ -51,6 +52,8 @@ class GaugeInput(Struct, frozen=True):
     not_found: Mapping[str, int] = MappingProxyType({})
     #: The cgroups that may use exclusive CPUs of a pod they do not belong to, by that pod's uid.
     intrusions: Intrusions = MappingProxyType({})
+    #: The interrupts that still come to exclusive CPUs.
+    late: tuple[LateInterrupt, ...] = ()
     #: Whether pods can be admitted.
     ready: bool = False
     #: How many conditions `numawarden status` lists, by type.

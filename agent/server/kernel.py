@@ -23,21 +23,25 @@ from msgspec.structs import replace
 
 from agent.reconcile.binding import OtherBindings, cgroup_named, cgroup_of_pid, make_binding
 from agent.reconcile.contests import Contests
+from agent.reconcile.desired import Role
 from agent.reconcile.diff import NO_DRIFT, Cause, Difference
 from agent.reconcile.drivers import Lives
 from agent.reconcile.placement import pod_cgroup
 from agent.reconcile.report import EnforcementReport
 from agent.server.errors import readable
 from agent.server.intruders import IntruderCount, read_tasks
+from agent.server.slowness import PodReading
 from agent.server.verification import kernel_document, verification
 from cgroupfs.errors import CgroupError
+from cgroupfs.load import read_load
 from cgroupfs.settings import CPUS, EFFECTIVE, MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MEMS
 from cgroupfs.state import is_populated
 from cgroupfs.tree import all_ancestors
+from sysfs.speeds import read_speeds
 from systemd.units import SystemdError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from pathlib import Path
 
     from agent.api.documents.admissions import BindRequest
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
     from agent.reconcile.report import PlannedChange, ReleaseReport
     from agent.reconcile.target import Desired
     from agent.reconcile.tasks import Intruders, Task
+    from cgroupfs.load import CgroupLoad
     from cgroupfs.names import Layout
     from cgroupfs.tree import CgroupTree
     from sysfs.mask import Mask
@@ -73,6 +78,8 @@ class HostProbes(Struct, frozen=True):
     monotonic: Callable[[], float] = time.monotonic
     #: The files of containers, None where none are written.
     assigned: AssignedFiles | None = None
+    #: The root of the tree that describes the host, None where no CPU is read.
+    host_root: Path | None = None
 
 
 ALONE: Final = HostProbes()
@@ -236,17 +243,23 @@ class KernelEnforcement:
             log.info("intruding tasks not counted", why=str(error))
             return None
 
-    def observe(
-        self, target: Desired, allocation: PodAllocation
-    ) -> Mapping[str | None, tuple[KernelDocument, ...]]:
-        """Return the settings of a pod's cgroups by container (None: the pod's own cgroup)."""
+    def observe(self, target: Desired, allocation: PodAllocation) -> PodReading:
+        """Return the settings and loads of a pod's cgroups, and how fast its CPUs may run."""
         settings: dict[str | None, tuple[KernelDocument, ...]] = {}
+        loads: list[tuple[str | None, CgroupLoad]] = []
         with readable():
             reports = self._enforcer.cgroups_of(target, allocation.uid)
         for report in reports:
-            container = report.desired.container
+            container, cgroup = report.desired.container, report.desired.setting.cgroup
             settings[container] = (*settings.get(container, ()), kernel_document(report))
-        return settings
+            if report.desired.role is Role.POD:
+                loads.append((None, read_load(self._tree, cgroup, own_events=True)))
+            elif report.desired.role is Role.CONTAINER:
+                name = container or cgroup.rpartition("/")[2]  # one of several that are alike
+                loads.append((name, read_load(self._tree, cgroup)))
+        root, cpus = self._probes.host_root, allocation.exclusive_cpus
+        speeds = () if root is None else read_speeds(root, cpus)
+        return PodReading(settings, tuple(loads), speeds)
 
     def pods_around(self, target: Desired, cgroups: Collection[str]) -> frozenset[str]:
         """Return the uids of the pods in whose cgroups any of these lie, or that are bound to one.

@@ -201,6 +201,12 @@ VERDICTS: Final = gauge(
     "quality",
     "met",
 )
+SLOW_PODS: Final = gauge(
+    "numawarden_slow_pods",
+    "Pods that something makes slow which is known without reading their cgroups, by cause; "
+    "'numawarden show POD' reads those, too.",
+    "cause",
+)
 SHARED_CORES: Final = gauge(
     "numawarden_shared_cores",
     "Physical cores whose threads have different users, one of them a pod or container.",
@@ -428,6 +434,7 @@ GAUGES: Final = (
     LAST_PUBLICATION,
     POLICY_INFO,
     VERDICTS,
+    SLOW_PODS,
     SHARED_CORES,
     INTRUDING_TASKS,
     CONTAINER_INFO,

@@ -53,6 +53,9 @@ class PodRecord(Struct):
     """The explanation of a pod's allocation, and what comparisons observed of the pod."""
 
     explanation: ExplanationDocument | None = None
+    #: How long the admission took, from the request until what was enforced was read back, in
+    #: seconds; None for one before the agent was started.
+    admission_seconds: float | None = None
     #: What the kernel does not enforce of the pod.
     unenforced: tuple[Difference, ...] = ()
     #: The names of the containers that have a cgroup with processes.

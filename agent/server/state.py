@@ -221,7 +221,7 @@ class AgentState(Struct):
             *self.not_allocatable,
             *of_agent(self.configured, observed),
             *of_parts(self.parts),
-            *of_kernel(self.ledger, observed, self._isolation),
+            *of_kernel(self.ledger, observed, self.isolation),
             *of_pods(self.ledger, observed, self.intrusions, self.invalid),
             *of_entries(self.observed.sources.entries()),
         )
@@ -261,8 +261,9 @@ class AgentState(Struct):
             conditions=Counter(str(condition.type) for condition in self.present_conditions()),
             intrusions=self.intrusions,
             contested=len({difference.cgroup for difference in observed.contested}),
-            isolation_settings=self._isolation.changed,
-            cache_counts=self._isolation.counts,
+            isolation_settings=self.isolation.changed,
+            cache_counts=self.isolation.counts,
+            late=self.isolation.late,
             manifests=MappingProxyType(entries),
             invalid=MappingProxyType(Counter(str(violation.rule) for violation in self.invalid)),
             last_reconcile=observed.last_agreement,
@@ -274,5 +275,6 @@ class AgentState(Struct):
         )
 
     @property
-    def _isolation(self) -> IsolationReport:
+    def isolation(self) -> IsolationReport:
+        """What came of the host-wide settings."""
         return NOT_APPLIED if self.parts.isolation is None else self.parts.isolation.report

@@ -24,16 +24,17 @@ from agent.api.map import map_of_allocations
 from agent.managers.cpu.manager import exclusive_cpus, shared_cpus
 from agent.managers.quality import verdict
 from agent.server.operations import current_operation
+from agent.server.slowness import slowness
 from sysfs.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from agent.api.documents.explanations import ExplanationDocument
-    from agent.api.documents.kernel import KernelDocument
     from agent.api.documents.map import MapDocument
     from agent.api.documents.pods import PodDocument
     from agent.devices.cdi_files import CdiFiles
+    from agent.isolation.report import LateInterrupt
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision, Rejection
     from agent.managers.device.kubelet import KubeletListing
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from agent.managers.violations import Violation
     from agent.pods.model import Pod
     from agent.server.pod_records import PodRecord
+    from agent.server.slowness import PodReading
     from agent.server.state import AgentState
 
 
@@ -56,6 +58,8 @@ class PodDescriber(Struct, frozen=True):
     kubelet: KubeletListing
     #: The cgroups that may use exclusive CPUs of a pod they do not belong to, by that pod's uid.
     intrusions: Mapping[str, tuple[Intrusion, ...]]
+    #: The interrupts of the host that still come to CPUs which they are to avoid.
+    late: tuple[LateInterrupt, ...]
 
     @classmethod
     def of(cls, state: AgentState, pool: Mask | None = None) -> PodDescriber:
@@ -66,6 +70,7 @@ class PodDescriber(Struct, frozen=True):
             state.parts.cdi_files,
             state.kubelet_listing,
             state.intrusions,
+            state.isolation.late,
         )
 
     def document(
@@ -74,20 +79,24 @@ class PodDescriber(Struct, frozen=True):
         record: PodRecord | None,
         *,
         explanation: ExplanationDocument | None = None,
-        kernel: Mapping[str | None, tuple[KernelDocument, ...]] | None = None,
+        reading: PodReading | None = None,
         invalid: Iterable[Violation] = (),
     ) -> PodDocument:
         """Return the document of a pod; without a `record` the kernel was not observed."""
         intruding = self.intrusions.get(allocation.uid, ())
+        judgements = verdict(self.rules, allocation, intruding)
         return views.pod_document(
             allocation,
             self.pool,
             record=record,
             explanation=explanation,
-            kernel=kernel,
+            kernel=None if reading is None else reading.settings,
             invalid=invalid,
             intruding=intruding,
-            judgements=verdict(self.rules, allocation, intruding),
+            judgements=judgements,
+            slow=None
+            if reading is None
+            else slowness(allocation, reading, judgements, intruding, self.late),
             cdi_names=self.cdi_files.names(allocation),
             kubelet=self.kubelet,
         )

@@ -267,7 +267,12 @@ class Wiring:
             self._config.agent.cgroup_mount,
             PROC,
             _own_cgroup(),
-            HostProbes(self._host.tasks, self._clock.monotonic, state.parts.assigned_files),
+            HostProbes(
+                self._host.tasks,
+                self._clock.monotonic,
+                state.parts.assigned_files,
+                self._config.agent.sysfs_root,
+            ),
             isolation=isolation,
         )
         controller = Controller(

@@ -45,6 +45,8 @@ CORE: Final[Mapping[str, str]] = {
     "Mistake": "ErrorDetail",
     "Mount": "MountDocument",
     "Shortage": "ShortageDocument",
+    "SlowCause": "SlowCauseDocument",
+    "Slowness": "SlownessDocument",
     "Violation": "ViolationDocument",
     "Writer": "WriterDocument",
 }

@@ -14,6 +14,7 @@ from agent.api.documents.explanations import (  # noqa: TC001  # msgspec reads a
 from agent.api.documents.kernel import EnforcementDocument, KernelDocument  # noqa: TC001  # same
 from agent.api.documents.rejections import FailedPodDocument  # noqa: TC001  # same
 from agent.api.documents.verification import IntrusionDocument  # noqa: TC001  # same
+from agent.api.slowness import Slowness  # noqa: TC001  # same
 from agent.managers.delivery import Delivery
 from agent.managers.violations import Violation  # noqa: TC001  # same
 
@@ -83,6 +84,11 @@ class PodDocument(Document, frozen=True):
     #: The cgroups of others that may use exclusive CPUs of the pod now. As long as there are any,
     #: the pod is not exclusive.
     intruding: tuple[IntrusionDocument, ...] = ()
+    #: What makes the pod slow; null where it was not read: in a list and in answers to admissions.
+    slow: Slowness | None = None
+    #: How long the admission took, from the request until the kernel was read back, in seconds;
+    #: null for a pod that was admitted before the agent was started.
+    admission_seconds: float | None = None
 
 
 class ContainerDocument(Document, frozen=True):

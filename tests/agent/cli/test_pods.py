@@ -67,7 +67,7 @@ def test_the_reasons_of_a_pod_are_shown_after_a_restart(shell: Shell) -> None:
     with in_background(shell.world):
         _, out, _ = shell.run("show", "web")
     reason = "  c0: its cpu request 1500m is not a positive whole number\n"
-    assert out.endswith(f"\nwhy\n{reason}")
+    assert f"\nwhy\n{reason}\nslow\n" in out
     assert reason in before
 
 
@@ -242,8 +242,9 @@ def test_watching_prints_a_line_for_each_event_until_the_agent_ends(
     assert code == ExitCode.UNREACHABLE
     assert err.startswith("numawarden: error: the agent ended; see 'systemctl status numawarden'")
     *lines, last = [line.split()[1:] for line in out.splitlines()]
-    has = ["exclusive", "CPUs", "1,9"]
-    assert lines == [["PodAdmitted", "shop/web", *has], ["PodRemoved", "shop/web", *has]]
+    has = ["shop/web", "exclusive", "CPUs"]
+    took = ["enforced", "after", "0", "ms"]
+    assert lines == [["PodAdmitted", *has, "1,9;", *took], ["PodRemoved", *has, "1,9"]]
     assert last[0] == "AgentStopped"
 
 

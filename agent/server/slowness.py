@@ -1,0 +1,184 @@
+"""Why a pod is slow: what the agent knows of its allocation, and what the kernel counts of it.
+
+In go the allocation with its judgements and who intrudes, and for one pod that somebody asks for
+what was read of its cgroups and CPUs; out come causes, a line with a figure each. Pure: nothing is
+read, kept or compared with an earlier reading, so counts are those since a cgroup was made.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from enum import StrEnum
+from itertools import chain
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from agent.api.slowness import SlowCause, Slowness
+from agent.managers.allocation import Isolation
+from agent.pods.model import Quality
+from agent.text import some_of
+from cgroupfs.load import (
+    CPU_PRESSURE,
+    CPU_STAT,
+    LOAD_KEYS,
+    MEMORY_EVENTS,
+    MEMORY_PRESSURE,
+)
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from agent.api.documents.kernel import KernelDocument
+    from agent.isolation.report import LateInterrupt
+    from agent.managers.allocation import PodAllocation
+    from agent.managers.quality import Intrusion, Judgement
+    from cgroupfs.load import CgroupLoad
+    from sysfs.speeds import CpuSpeed
+
+
+class SlowKind(StrEnum):
+    """What makes a pod slow."""
+
+    THROTTLED = "throttled"
+    CPU_WAIT = "cpu_wait"
+    MEMORY_WAIT = "memory_wait"
+    RECLAIMED = "reclaimed"
+    KILLED = "killed"
+    NOT_ALIGNED = "not_aligned"
+    FAR_DEVICE = "far_device"
+    SHARED_CORES = "shared_cores"
+    INTRUDERS = "intruders"
+    INTERRUPTS = "interrupts"
+    FREQUENCY = "frequency"
+    HEAT = "heat"
+
+
+#: The causes that are known of every pod without reading its cgroups and CPUs.
+ALWAYS_KNOWN: Final = (
+    SlowKind.NOT_ALIGNED,
+    SlowKind.FAR_DEVICE,
+    SlowKind.SHARED_CORES,
+    SlowKind.INTRUDERS,
+    SlowKind.INTERRUPTS,
+)
+#: From how many percent on a share of time counts. Of all other causes the first one counts.
+LEAST: Final = MappingProxyType(
+    {
+        # Of the periods of a quota, where no CPU is exclusive: a burst now and then is what a
+        # quota is there to cut. A container or pod with exclusive CPUs should never be held back.
+        SlowKind.THROTTLED: 1.0,
+        # Of the last 60 seconds: below are the wake-ups that every busy host has, and a peak of
+        # the last 10 seconds may be over before anybody has read of it.
+        SlowKind.CPU_WAIT: 1.0,
+        SlowKind.MEMORY_WAIT: 1.0,
+    }
+)
+_PRESSURES: Final = (
+    (SlowKind.CPU_WAIT, CPU_PRESSURE, "a CPU"),
+    (SlowKind.MEMORY_WAIT, MEMORY_PRESSURE, "memory"),
+)
+#: The most cgroups and interrupts that a line names.
+_NAMED: Final = 3
+_OF_QUALITY: Final = MappingProxyType(
+    {
+        Quality.ALIGNED: SlowKind.NOT_ALIGNED,
+        Quality.NEAR_DEVICE: SlowKind.FAR_DEVICE,
+        Quality.WHOLE_CORES: SlowKind.SHARED_CORES,
+    }
+)
+
+
+class PodReading(Struct, frozen=True):
+    """What was read of a pod."""
+
+    #: The settings of its cgroups, by container; None stands for the pod's own.
+    settings: Mapping[str | None, tuple[KernelDocument, ...]]
+    #: The load of each cgroup behind the name of its container, None for the pod's own.
+    loads: tuple[tuple[str | None, CgroupLoad], ...] = ()
+    #: Its exclusive CPUs.
+    speeds: tuple[CpuSpeed, ...] = ()
+
+
+def slowness(
+    allocation: PodAllocation,
+    reading: PodReading,
+    judgements: Iterable[Judgement],
+    intruding: Iterable[Intrusion],
+    late: Iterable[LateInterrupt],
+) -> Slowness:
+    """Return what makes a pod slow, what the kernel counts first."""
+    known = frozenset[str]().union(*(load for name, load in reading.loads if name))
+    return Slowness(
+        (
+            *chain.from_iterable(_of_load(allocation, *each) for each in reading.loads),
+            *_of_speeds(reading.speeds),
+            *known_causes(allocation, judgements, intruding, late),
+        ),
+        tuple(file for file in LOAD_KEYS if file not in known),
+    )
+
+
+def known_causes(
+    allocation: PodAllocation,
+    judgements: Iterable[Judgement],
+    intruding: Iterable[Intrusion],
+    late: Iterable[LateInterrupt],
+) -> Iterator[SlowCause]:
+    """Yield the causes that are `ALWAYS_KNOWN`.
+
+    `late` are the interrupts of the host that still come to CPUs which they are to avoid.
+    """
+    for judgement in judgements:
+        if judgement.why and (cause := _OF_QUALITY.get(judgement.quality)):
+            yield SlowCause(cause, judgement.container, judgement.why)
+    if users := tuple(intruding):
+        cpus = Mask.union(each.cpus for each in users)
+        names = some_of([f"/{each.cgroup}" for each in users], _NAMED)
+        yield SlowCause(SlowKind.INTRUDERS, "", f"{names} may use its CPUs {cpus}")
+    own = [str(each) for each in late if not each.cpus.isdisjoint(allocation.exclusive_cpus)]
+    if own:
+        yield SlowCause(SlowKind.INTERRUPTS, "", f"still come: {some_of(own, _NAMED)}")
+
+
+def _of_load(allocation: PodAllocation, name: str | None, load: CgroupLoad) -> Iterator[SlowCause]:
+    """Yield the causes of one cgroup. The pressure of a pod is that of its containers."""
+    container = None if name is None else allocation.container(name)
+    exclusive = container is not None and container.isolation is Isolation.CONTAINER
+    exclusive = exclusive or (name is None and bool(allocation.exclusive_cpus))
+    where = name or ""
+    if stat := load.get(CPU_STAT):
+        throttled, periods = stat["nr_throttled"], stat["nr_periods"]
+        least = 0.0 if exclusive else LEAST[SlowKind.THROTTLED]
+        if throttled and 100 * throttled >= least * periods:
+            figure = f"its quota ended too early in {throttled:.0f} of {periods:.0f} periods"
+            lost = f"its CPUs stood still for {stat['throttled_usec'] / 1e6:.2f} s together"
+            yield SlowCause(SlowKind.THROTTLED, where, f"{figure}, {lost}")
+    for kind, file, what in _PRESSURES if name else ():
+        if (pressure := load.get(file)) and pressure["avg60"] >= LEAST[kind]:
+            now = f"{pressure['avg10']:.1f} % of the last 10 s"
+            message = f"waited for {what} in {pressure['avg60']:.1f} % of the last 60 s, {now}"
+            yield SlowCause(kind, where, message)
+    if events := load.get(MEMORY_EVENTS):
+        limits = [f"memory.{key} {events[key]:.0f} times" for key in ("high", "max") if events[key]]
+        if limits:
+            yield SlowCause(SlowKind.RECLAIMED, where, f"reached {' and '.join(limits)}")
+        if killed := events["oom_kill"]:
+            message = f"processes killed because memory ran out: {killed:.0f}"
+            yield SlowCause(SlowKind.KILLED, where, message)
+
+
+def _of_speeds(speeds: Iterable[CpuSpeed]) -> Iterator[SlowCause]:
+    """Yield the causes of CPUs, those with the same figures in one line."""
+    capped, slowed = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+    for each in speeds:
+        if each.limit is not None and each.highest is not None and each.limit < each.highest:
+            figure = f"{each.limit / 1e6:.2f} of {each.highest / 1e6:.2f} GHz (scaling_max_freq)"
+            capped[f"may reach {figure}"].append(each.cpu)
+        if each.slowed:
+            slowed[f"slowed {each.slowed} times since the host started"].append(each.cpu)
+    for cause, found in ((SlowKind.FREQUENCY, capped), (SlowKind.HEAT, slowed)):
+        for figure, cpus in found.items():
+            yield SlowCause(cause, "", f"CPUs {Mask.from_ids(cpus)} {figure}")
