@@ -18,6 +18,7 @@ from agent.api.documents.rejections import FailedPodDocument
 from agent.api.documents.status import ConditionDocument
 from agent.api.documents.verification import IntrusionDocument
 from agent.api.map import map_of_allocations
+from agent.api.slowness import SlowCause, Slowness
 from agent.config.model import Config
 from agent.managers.admission import admit, remove
 from agent.managers.machine import Machine
@@ -458,3 +459,33 @@ async def test_a_pod_on_whose_cpus_others_may_run_is_not_exclusive_in_list_and_d
         assert await page.texts("#pods .remarks .bad") == [f"not exclusive: {says}"]
         assert not any("exclusive" in each for each in await page.texts("#pods .remarks .warn"))
         await page.screenshot(SCREENSHOTS / "not-exclusive.png")
+
+
+@in_loop
+async def test_of_a_selected_pod_it_is_asked_and_said_what_makes_it_slow(
+    devtools: str, tmp_path: Path
+) -> None:
+    agent = agent_of(regular_host(2, 1, 4), "cpu=2 memory=1Gi")
+    listed = agent.documents["/v1/pods"]
+    assert isinstance(listed, PodListDocument)
+    (pod,) = listed.pods
+    causes = (
+        SlowCause("throttled", "c", "<b>in 1 of 9 periods"),
+        SlowCause("heat", "", "CPUs 1"),
+        SlowCause("not_aligned", "c", "a verdict says it"),
+    )
+    path = f"/v1/pods/{pod.uid}"
+    agent.documents[path] = replace(pod, slow=Slowness(causes, ("cpu.pressure",)))
+    async with shown(devtools, tmp_path, agent) as page:
+        assert not any(asked[1] == path for asked in agent.asked)
+        await page.click("#pods .pod")
+        await page.until("document.querySelector('#pods .remarks')?.innerText.includes('slow')")
+        said = [each for each in await page.texts("#pods .remarks li") if "aligned" not in each]
+        assert said == [
+            "slow: c throttled: <b>in 1 of 9 periods",
+            "slow: heat: CPUs 1",
+            "no cgroup of a container has cpu.pressure",
+        ]
+        del agent.documents[path]
+        agent.publish(EVENT)
+        await page.until("!document.querySelector('#pods .remarks')?.innerText.includes('slow')")

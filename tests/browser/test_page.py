@@ -160,6 +160,10 @@ async def test_selecting_a_pod_marks_its_cpus_and_shows_its_containers(
     async with shown(devtools, demo) as page:
         await page.click("#pods li:nth-child(2) .pod")
         assert sorted(await page.run(chosen)) == [3, 4, 19, 20]
+        unknown = "no cgroup of a container has cpu.stat, cpu.pressure"
+        await page.until(
+            f"document.querySelector('#pods .remarks')?.innerText.includes('{unknown}')"
+        )
         await page.screenshot(SCREENSHOTS / "demo-selected.png")
         names = await page.texts("#pods .details tbody th")
         assert names == ["database", "metrics", "logs"]

@@ -31,6 +31,7 @@ from agent.api.documents.document import decode, encode
 from agent.api.documents.errors import ErrorBody, ErrorDocument
 from agent.api.documents.map import CpuUse, MapCpuDocument, MapDocument
 from agent.api.map_warnings import is_shared
+from agent.pods.model import uid_fault
 from agent.text import printable
 from agent.tools.map.devices import device_word
 from agent.tools.map.parts import MappedPart, parts_of
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 ADDRESS: Final = "127.0.0.1"
 #: What is passed on to the agent as it is: read alone, whatever the agent adds in future.
 READ: Final = frozenset({"/v1/pods", "/v1/status"})
+#: As well, with the uid of the pod that is selected, which may be gone.
+ONE_POD: Final = "/v1/pods/"
 #: As well, but an agent may keep no history.
 HISTORY: Final = "/v1/history"
 WATCH: Final = "/v1/watch"
@@ -207,7 +210,8 @@ class Dashboard:
             return await self._watch(request)
         if request.path_qs == TRIAL and request.method == "POST":
             return await self._passed_on("POST", TRIAL, await _body(request))
-        if request.path == HISTORY:
+        before, is_one, uid = request.path_qs.partition(ONE_POD)
+        if request.path == HISTORY or (is_one and not before and uid_fault(uid) is None):
             _only(request, "GET")
             answer = await self._passed_on("GET", request.path_qs)
             found = answer.status != HTTPStatus.NOT_FOUND

@@ -48,6 +48,11 @@ export class Agent {
     return (await this.#document("/v1/pods")).pods;
   }
 
+  /** Return what makes a pod slow, which is read of one pod at a time; null once it is gone. */
+  async slowness(uid) {
+    return (await this.#document(`/v1/pods/${uid}`))?.slow ?? null;
+  }
+
   status() {
     return this.#document("/v1/status");
   }

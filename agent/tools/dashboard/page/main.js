@@ -59,6 +59,7 @@ class Page {
     this.#selected = uid;
     this.#map.select(uid);
     this.#pods.select(uid);
+    if (uid !== null) this.#ask();
   }
 
   /** Show what was saved: nothing of it changes, and no agent tries a pod. */
@@ -123,9 +124,10 @@ class Page {
     }
     this.#asking = true;
     try {
-      const [picture, pods, status] = await Promise.all(
-        [this.#agent.picture(), this.#agent.pods(), this.#agent.status()]);
-      this.#show(picture, pods, status);
+      const uid = this.#selected;
+      const [picture, pods, status, slow] = await Promise.all([this.#agent.picture(), this.#agent.pods(),
+        this.#agent.status(), uid === null ? null : this.#agent.slowness(uid)]);
+      this.#show(picture, pods.map((pod) => (pod.uid === uid ? { ...pod, slow } : pod)), status);
       showBanner("");
       showState(status.ready ? "live" : "waiting", status.ready ? "live" : "agent not ready");
     } catch (error) {

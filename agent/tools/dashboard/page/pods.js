@@ -124,12 +124,26 @@ export function detailsOf(pod) {
     ...pod.invalid.map((each) => ["bad", `${each.message}; ${each.remedy}`]),
     ...pod.verdict.filter((each) => !each.met && !(each.quality === "exclusive" && pod.intruding.length))
       .map((each) => ["warn", `${each.container}: not ${each.quality}, ${each.why}`]),
+    ...slowRemarks(pod.slow),
     ...pod.unusedBudget.map((each) => ["note", unusedText(each)]),
     ...pod.enforcement.notes.map((text) => ["note", text]),
   ];
   const list = remarks.map(([tone, text]) => element("li", { class: tone }, text));
   return [table, list.length ? element("ul", { class: "remarks" }, ...list) : null,
     element("p", { class: "uid" }, `uid ${pod.uid} · ${pod.qos}`)];
+}
+
+// What other remarks say already.
+const SAID = new Set(["not_aligned", "far_device", "shared_cores", "intruders"]);
+
+/** Return what makes a pod slow; nothing where it was not read, as in a saved page. */
+function slowRemarks(slow) {
+  if (!slow) return [];
+  const found = slow.causes.filter((each) => !SAID.has(each.cause)).map(({ container, cause, message }) =>
+    ["warn", `slow: ${container ? `${container} ` : ""}${cause.replaceAll("_", " ")}: ${message}`]);
+  if (!slow.causes.length) found.push(["note", "nothing the agent sees makes it slow"]);
+  if (slow.unknown.length) found.push(["note", `no cgroup of a container has ${slow.unknown.join(", ")}`]);
+  return found;
 }
 
 const POOLS = { container: "exclusive", pod: "pod's pool", host: "node's pool" };

@@ -134,7 +134,11 @@ async def test_only_what_the_page_needs_reaches_the_agent(tmp_path: Path) -> Non
     async with served(tmp_path) as site:
         for status, asked in (
             (200, ("GET /v1/pods", "GET /v1/status", "GET /picture")),
-            (404, ("GET /v1/pods/u", "DELETE /v1/pods/u", "GET /v1/verify", "GET /v1/map")),
+            (204, ("GET /v1/pods/u",)),
+            (404, ("GET /v1/verify", "GET /v1/map", "GET /v1/pods/u?a=b")),
+            (404, ("GET /v1/verify?/v1/pods/u", "GET /x/v1/pods/u")),
+            (404, ("GET /v1/pods/u/containers", "GET /v1/pods/..", "GET /v1/pods/%2e%2e/verify")),
+            (405, ("DELETE /v1/pods/u", "POST /v1/pods/u")),
             (404, ("GET /v1//pods", "GET /../v1/verify", "GET /v1/pods/../verify")),
             (404, ("POST /v1/reconcile", "GET /server.py")),
             (405, ("POST /v1/pods", "POST /v1/pods?dryRun=false", "POST /v1/pods?DryRun=true")),
@@ -154,6 +158,7 @@ async def test_only_what_the_page_needs_reaches_the_agent(tmp_path: Path) -> Non
         ("GET", "/v1/pods", b""),
         ("GET", "/v1/status", b""),
         ("GET", "/v1/map", b""),
+        ("GET", "/v1/pods/u", b""),
         ("POST", server.TRIAL, manifest),
     ]
 
