@@ -152,7 +152,25 @@ def check(host: Host, program: Path) -> None:
             cgroups, MEASURED, lambda found: all(_shares(found, own.name, names).values())
         )
     _check_shares(host, found, own.name, names)
+    _check_said(host, {part: run.running[part].cgroup for part in list(run.running)[1:]})
     run.end()
+
+
+def _check_said(host: Host, throttled: Mapping[str, Cgroup]) -> None:
+    """Check that the agent says of the throttled containers, and of no other, how often they were.
+
+    The guest's kernel counts no pressure (`psi=0`).
+    """
+    slow = host.agent.show(LOADED.uid)["slow"]
+    counts = {name: _stat(cgroup)["nr_throttled"] for name, cgroup in throttled.items()}
+    said = {
+        each["container"]: f"ended too early in {counts.get(each['container'])} " in each["message"]
+        for each in slow["causes"]
+        if each["cause"] == "throttled"
+    }
+    host.checks.equal("load: said to be throttled", said, dict.fromkeys(counts, True), slow)
+    unknown = ["cpu.pressure", "memory.pressure"]
+    host.checks.equal("load: said not to be known", slow["unknown"], unknown)
 
 
 #: What an exclusive container uses at least, and those that share and the pod at most.

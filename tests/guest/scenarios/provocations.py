@@ -7,6 +7,7 @@ a lost checkpoint.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -300,6 +301,8 @@ def _memory_qos(story: Story) -> None:
     }
     checks.eventually("memory is reserved", shown, expected)
 
+    _reclaimed(story, uid, burst.cgroup)
+
     def write() -> None:
         burst.cgroup.write("memory.high", "max")
         pod.write("memory.min", "0")
@@ -314,6 +317,20 @@ def _memory_qos(story: Story) -> None:
     stop_unit("burst")
     ask("DELETE", f"pods/{uid}")
     checks.eventually("given back", lambda: kubepods.read("memory.min"), str(budget))
+
+
+def _reclaimed(story: Story, uid: str, burst: kernel.Cgroup) -> None:
+    """Read more of a disk than the container may keep in memory: the agent says what that did."""
+    root = Path("/").stat().st_dev
+    disk = Path(f"/sys/dev/block/{os.major(root)}:{os.minor(root)}").resolve().name
+    read = f"dd if=/dev/{disk} of=/dev/null bs=1M count=300"
+    command("sh", "-c", f"echo $$ >{burst.path}/cgroup.procs && {read}")
+    events = dict(line.split() for line in burst.read("memory.events").splitlines())
+    high = int(events["high"])
+    story.checks.check("memory is reclaimed", high, events)
+    causes = story.agent.show(uid)["slow"]["causes"]
+    said = [each["message"] for each in causes if each["cause"] == "reclaimed"]
+    story.checks.equal("and said to be", said, [f"reached memory.high {high} times"], causes)
 
 
 def _total_memory() -> int:
