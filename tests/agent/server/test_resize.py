@@ -50,7 +50,7 @@ async def test_a_running_pod_is_resized_saved_enforced_and_reported(world: World
             answer = await resize(agent, "4")
             assert answer.admitted
             event = await next_event(watcher, "PodResized")
-            assert event.message == f"exclusive CPUs {cpus(agent)}"
+            assert event.message.startswith(f"exclusive CPUs {cpus(agent)}; enforced after ")
         assert world.kernel.read(cgroup, "cpuset.cpus").strip() == cpus(agent)
         again = await resize(agent, "4")
         assert again.already_admitted
