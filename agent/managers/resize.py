@@ -70,9 +70,7 @@ class OtherAmounts(Struct, frozen=True):
 def is_resize(existing: PodAllocation, pod: Pod) -> bool:
     """Return whether a specification differs from that of an admitted pod in amounts alone."""
     before = specification_of(existing)
-    if before is None:
-        return False
-    return spec_text(without_amounts(before)) == spec_text(without_amounts(pod))
+    return before is not None and without_amounts(before) == without_amounts(pod)
 
 
 def resize(rules: EffectivePolicy, ledger: Ledger, pod: Pod, keep: Mask = EMPTY) -> Decision:
@@ -130,48 +128,49 @@ def _differences(
         remedy = "admit the specification that it was started with first"
         yield Rejection(Reason.INFEASIBLE, message, remedy)
         return
-    if spec_text(without_amounts(before)) != spec_text(without_amounts(pod)):
+    if without_amounts(before) != without_amounts(pod):
         message = f"pod {full_name(existing)} would differ in more than amounts of cpu and memory"
         yield Rejection(Reason.INFEASIBLE, message, "remove the pod and admit the new one")
         return
-    was, now = rules.demand(before), demand
-    qos = now.request.qos
-    if was.request.qos is not qos:
+    qos = demand.request.qos
+    if existing.qos is not qos:
         message = f"its QoS class is {existing.qos} and would be {qos}, which no resize changes"
         remedy = "keep each request as it is to its limit"
         yield Rejection(Reason.INFEASIBLE, message, remedy)
         return
-    yield from _of_containers(existing, was, now)
-    of_pod = rules.policy.topology.is_pod_scope and now.pod_level
-    cpus, memory = of_pod and now.active(CPU), of_pod and now.active(MEMORY) and bool(now.memory)
+    yield from _of_containers(rules, existing, before, demand)
+    of_pod = rules.policy.topology.is_pod_scope and demand.pod_level
+    cpus = of_pod and demand.active(CPU)
+    memory = of_pod and demand.active(MEMORY) and bool(demand.memory)
     if (existing.cpus is not None, bool(existing.memory)) != (cpus, memory):
         message = "the policy divides pod-level resources otherwise than when it was admitted"
         yield Rejection(Reason.INFEASIBLE, message, "remove the pod and admit it again")
 
 
-def _of_containers(existing: PodAllocation, was: PodDemand, now: PodDemand) -> Iterator[Rejection]:
+def _of_containers(
+    rules: EffectivePolicy, existing: PodAllocation, before: Pod, demand: PodDemand
+) -> Iterator[Rejection]:
     """Yield why containers would no longer have resources of their own, or would have some."""
-    for before, after in zip(was.containers, now.containers, strict=True):
-        name, has = before.name, existing.container(before.name)
-        if before.is_standard_init and before.container != after.container:
+    # Of a budget the allocation does not say whose memory is shared.
+    was = rules.demand(before).containers if existing.memory else ()
+    for place, (former, after) in enumerate(
+        zip(before.all_containers(), demand.containers, strict=True)
+    ):
+        name, has = after.name, existing.container(after.name)
+        if after.is_standard_init and former != after.container:
             message = f"init container {name} ends before the pod runs, so it is not resized"
             yield Rejection(Reason.INFEASIBLE, message, container=name)
-        for manager in now.parts:
-            if before.may_have(manager) is not after.may_have(manager):
-                own = "its own" if before.may_have(manager) else "no"
-                message = f"container {name} has {own} {manager}, which no resize changes"
-                why = after.why(manager)
-                yield Rejection(Reason.INFEASIBLE, f"{message}: {why}", container=name)
-        if has is None:
+        if has is None or after.is_standard_init:
             continue
-        other_cpus = (has.isolation is Isolation.CONTAINER) is not after.may_have(CPU)
-        # Of a budget, which all containers divide, and of an init container, which may have ended,
-        # memory says nothing.
-        pinned = bool(has.memory) if not existing.memory and not after.is_standard_init else None
-        if other_cpus or pinned not in (None, after.may_have(MEMORY) and bool(after.memory)):
-            message = f"container {name} would be decided otherwise than when it was admitted"
-            remedy = "remove the pod and admit it again: the policy has changed since"
-            yield Rejection(Reason.INFEASIBLE, message, remedy, container=name)
+        pinned = was[place].may_have(MEMORY) if was else bool(has.memory)
+        own = {CPU: has.isolation is Isolation.CONTAINER, MEMORY: pinned}
+        would = {CPU: after.may_have(CPU), MEMORY: after.may_have(MEMORY) and bool(after.memory)}
+        for manager, has_own in own.items():
+            if has_own is not would[manager]:
+                whose = "its own" if has_own else "no"
+                message = f"container {name} has {whose} {manager}, which no resize changes"
+                why = f"{message}: {after.why(manager)}"
+                yield Rejection(Reason.INFEASIBLE, why, container=name)
 
 
 def _carried(existing: PodAllocation, resized: PodAllocation) -> PodAllocation:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.pods.model import CPU, MEMORY, Resources
-from agent.pods.quantity import ZERO, Quantity
+from agent.pods.quantity import Quantity
 from agent.pods.requests import is_memory_type
 
 if TYPE_CHECKING:
@@ -118,25 +118,26 @@ def amount_of(pod: Pod, container: str | None, resource: str) -> int | None:
     return None
 
 
-def without_amounts(pod: Pod) -> Pod:
-    """Return the pod with every amount of cpu, memory and huge pages that it states as zero.
+def without_amounts(pod: Pod) -> tuple[object, ...]:
+    """Return what a resize leaves as it is: all but the amounts of cpu, memory and huge pages.
 
-    So do two pods compare of which one is a resize of the other.
+    Equal for two pods of which one is a resize of the other.
     """
+    parts = [each.resources for each in pod.all_containers()]
+    parts += [] if pod.resources is None else [pod.resources]
+    named = [(each.name, each.kind) for each in pod.all_containers()]
+    return (named, list(map(_others, parts)), pod.status_qos, pod.overhead, pod.resources is None)
 
-    def blank(resources: Resources) -> Resources:
-        def zero(amounts: Mapping[str, Quantity]) -> Mapping[str, Quantity]:
-            return MappingProxyType(
-                {
-                    name: ZERO if name == CPU or is_memory_type(name) else amount
-                    for name, amount in amounts.items()
-                }
-            )
 
-        return Resources(zero(resources.requests), zero(resources.limits))
-
-    pod = _with_containers(pod, lambda each: replace(each, resources=blank(each.resources)))
-    return pod if pod.resources is None else replace(pod, resources=blank(pod.resources))
+def _others(resources: Resources) -> tuple[Mapping[str, Quantity | None], ...]:
+    """Return requests and limits with None for each amount that a resize may change."""
+    return tuple(
+        {
+            name: None if name == CPU or is_memory_type(name) else amount
+            for name, amount in amounts.items()
+        }
+        for amounts in (resources.requests, resources.limits)
+    )
 
 
 def without_annotation(pod: Pod, annotation: str) -> Pod:

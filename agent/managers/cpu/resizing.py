@@ -102,6 +102,8 @@ def nearest(
     On its cores, in its caches where these are asked for, on its NUMA nodes, anywhere; at each step
     chosen as for a new container. Raises `NotEnoughCpusError`.
     """
+    if count <= 0:
+        return EMPTY
     if options.full_pcpus_only and topology.cores_alike:
         free = topology.whole_cores_in(free)
     places = [topology.cores_of(own)]
