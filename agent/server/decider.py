@@ -282,9 +282,11 @@ class Decider:
             return belongs_elsewhere(ledger, pod, *owner, uid=replaced.uid)
         else:
             ledger = remove(state.configured.rules, ledger, replaced.uid)
-        # 3. and 4. What a pod belongs to (a file, the kubelet) may state other amounts for it. A
-        #    request for an admission may not: it would resize a pod that its sender takes for new.
-        if keep is None and admitted is not None and source.key and is_resize(admitted, pod):
+        # 3. and 4. The file that a pod belongs to may state other amounts for it. A request for an
+        #    admission may not: it would resize a pod that its sender takes for new. The kubelet's
+        #    resizes are answered where it asks for them (`agent.cluster.resizes`).
+        of_file = bool(source.key) and source.name != KUBELET
+        if keep is None and admitted is not None and of_file and is_resize(admitted, pod):
             keep = EMPTY
         return decide(state.configured, ledger, pod, keep)
 
