@@ -182,16 +182,16 @@ class Effects:
         if not resized:
             record.admission_seconds = seconds
         enforced = not record.unenforced
-        what = "pod resized" if resized else "pod admitted"
-        log.info(what, enforced=enforced, source=source, seconds=round(seconds, 6), **fields)
+        fields |= {"enforced": enforced, "source": source, "seconds": round(seconds, 6)}
         duration = f"{'' if enforced else 'not '}enforced after {seconds * 1000:.0f} ms"
-        self._steps.publish(
-            "PodResized" if resized else "PodAdmitted",
-            uid,
-            full_name(allocation),
-            "; ".join(filter(None, (allocation_line(allocation), duration))),
-            given=proposal.pod.given_devices,
-        )
+        text = "; ".join(filter(None, (allocation_line(allocation), duration)))
+        name, given = full_name(allocation), proposal.pod.given_devices
+        if resized:
+            log.info("pod resized", **fields)
+            self._steps.publish("PodResized", uid, name, text)
+        else:
+            log.info("pod admitted", **fields)
+            self._steps.publish("PodAdmitted", uid, name, text, given=given)
 
     async def _repeat(self, decision: Decision) -> AdmissionDocument:
         """Answer for a pod that is admitted already, and enforce what it lacks.

@@ -49,7 +49,7 @@ def test_every_resource_that_the_agent_asks_for_has_a_component() -> None:
 def test_verbs_are_those_of_the_requests(component: str) -> None:
     role, _ = documents(KUBERNETES / "components" / component / "rbac.yaml")
     (rule,) = role["rules"]
-    asked = verbs_in((ROOT / "agent/cluster").glob("*.py"))[RESOURCES[component]]
+    asked = verbs_in((ROOT / "agent/cluster").rglob("*.py"))[RESOURCES[component]]
     assert len(rule["verbs"]) == len(set(rule["verbs"]))
     assert frozenset(rule["verbs"]) == asked
 
