@@ -106,7 +106,7 @@ class Proposal(Struct, frozen=True):
         """Whether plugins have to be asked, or have to deliver devices."""
         if self.suspended is not None:
             return True
-        if self.allocation is None or self.decision.already_admitted:
+        if self.allocation is None or self.decision.already_admitted or self.decision.resized:
             return False
         return self.allocation.has_devices
 

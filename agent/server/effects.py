@@ -104,7 +104,7 @@ class Effects:
             await steps.after_save(write, proposal.pod.uid)
         # 4. The records have now what was read back: report it, and answer with it.
         for proposal in admitted:
-            self._prepare(proposal.pod.uid, delivered=True)
+            self._prepare(proposal.pod.uid, delivered=not proposal.decision.resized)
             await proposal.request.answer(self._answer(proposal, removal))
 
     async def prepared(self, answer: AdmissionDocument) -> AdmissionDocument:

@@ -38,10 +38,11 @@ KINDS: Final = (
 )  # fmt: skip
 #: What may happen once, at any time: nothing, a cordon of a node, CPUs that go offline, a plugin
 #: that goes with its devices, another configuration, a stop, the end of the agent and its next
-#: start, a disk that is full, cgroups that cannot be written, the removal of the first pod, and a
-#: pod for which a container waits.
+#: start, a disk that is full, cgroups that cannot be written, the removal of the first pod, another
+#: size of it, and a pod for which a container waits.
 DISTURBANCES: Final = (
-    "", "cordon", "offline", "gone", "reload", "stop", "kill", "disk", "write", "remove", "urgent",
+    "", "cordon", "offline", "gone", "reload", "stop", "kill", "disk", "write", "remove", "resize",
+    "urgent",
 )  # fmt: skip
 HOST: Final = two_packages()
 #: CPUs of both nodes, the first that are given.

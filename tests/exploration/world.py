@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from agent.api.documents.admissions import ResizeRequest
 from agent.api.documents.maintenance import CordonRequest
 from agent.devices.providers import Providers
 from agent.managers.allocation import API
@@ -33,12 +34,14 @@ from agent.server.errors import (
     PodNotFoundError,
     PodRemovedError,
     SourcePodError,
+    SourceResizeError,
 )
 from agent.server.exposition import Metrics
 from agent.server.intake import PodIntake
 from agent.server.kernel import KernelEnforcement
 from agent.server.limits import Caller
 from agent.server.queue import OWN, QueueStopped, Worker, called_by
+from agent.server.resizes import resize_of
 from agent.server.source_admissions import SourceAdmissions
 from agent.server.state import AgentState
 from agent.server.steps import Steps
@@ -95,6 +98,10 @@ _EXPECTED: Final = {
 UNDELIVERED: Final = "Allocate failed due to"
 #: The most choices of a story: each request has a dozen steps.
 LONGEST: Final = 400
+
+
+#: Another size of the first pod.
+GROWN: Final = resize_of(uid_of(0), ResizeRequest(container="c0", cpus="8"))
 
 
 class BrokenError(AssertionError):
@@ -282,6 +289,9 @@ class World:
         elif what == "remove":
             with suppress(PodNotFoundError, SourcePodError):
                 await self.controller.remove(uid_of(0))
+        elif what == "resize":
+            with suppress(PodNotFoundError, SourceResizeError):
+                await self.controller.resize(GROWN)
         else:
             self.configured = AFTER[what]
             if what == "offline":
@@ -370,7 +380,8 @@ class World:
             return
         if allocation is None:
             raise BrokenError(f"request {number} is answered as admitted and is not")
-        if answer.cpus not in {None, str(allocation.exclusive_cpus)}:
+        resized = bool(allocation.originals)
+        if not resized and answer.cpus not in {None, str(allocation.exclusive_cpus)}:
             raise BrokenError(f"request {number} has {allocation.exclusive_cpus}, not {answer}")
         if answer.enforced and not self.state.observed.records.of(uid).unenforced:
             self._check_enforced(allocation)
