@@ -1,20 +1,21 @@
 """The decision of a pod that opted in, while the kubelet admits it (`OptInAdmissions`).
 
-In: a call of the kubelet's device manager, which does not name the pod. Out: why the pod is
-rejected ("" if it is admitted), or None if it is not decided.
+In: a call of the kubelet's device manager, which does not name the pod. Out: the reason of the
+pod's rejection, "" for an admitted pod, None for a pod that was not decided.
 
 Which pod it is: the kubelet admits one pod after the other, and lists a pod from just before its
 admission on. So it is the pod that asks for the resource and was not in the list of the call
-before. A pod with several containers is asked for once for each, with the same list.
+before. The kubelet calls once for each container of the pod, and lists the same pods each time.
 
-A rejected pod is `Failed` for good. So a rejection that a later decision may take back is not
-given: the pod passes, and its containers are rejected when they are created, until there is room.
+A rejected pod is `Failed` for good. So no pod is rejected while another pod that may have ended
+still has its allocation: the kubelet admits the pod undecided, and the creation of its containers
+fails until there is room.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -34,11 +35,16 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
+class _Decision(NamedTuple):
+    uid: str
+    task: asyncio.Task[str | None]
+
+
 class OptInAdmissions:
     """Decides pods that ask for `resource`, one after the other.
 
-    `pods` is the source of the kubelet's pods, `sync` has the controller admit and remove what it
-    asks for.
+    `pods` is the source of the kubelet's pods. `sync` has the controller admit the pods of that
+    source that are new, and remove those that are gone.
     """
 
     def __init__(
@@ -55,44 +61,45 @@ class OptInAdmissions:
         self._listing = asyncio.Lock()
         #: The uids of the last list that asked for the resource.
         self._listed: frozenset[str] = frozenset()
-        #: The last pod that was decided, and its decision.
-        self._last = ""
-        self._decision: asyncio.Task[str | None] | None = None
+        #: The decision of the pod of the last call; None if that pod is not known.
+        self._last: _Decision | None = None
 
     async def decide(self, deadline: float) -> str | None:
         """Return why the pod that the kubelet admits now is rejected, reason first.
 
-        "" if the pod is admitted, None if the kubelet does not list it until the `deadline` of the
-        controller's clock or it is not decided. A decision that has begun goes on if the caller is
-        cancelled.
+        "" if the pod is admitted, None if it is not decided. The kubelet may list its pods until
+        the `deadline` of the controller's clock; the decision that follows has no deadline, and
+        goes on if the caller is cancelled. What `sync` raises is raised, except `EXPECTED` and
+        `QueueStopped`, which leave the pod undecided.
         """
         async with self._listing:
             await self._begin(max(0.0, deadline - self._controller.clock.monotonic()))
-            decision = self._decision
-        return None if decision is None else await asyncio.shield(decision)
+            last = self._last
+        return None if last is None else await asyncio.shield(last.task)
 
     async def _begin(self, seconds: float) -> None:
         """Begin the decision of the pod that is new since the last list, if there is one."""
         listed = await self._pods.list_now(seconds)
         if listed is None:
-            self._pass_on("the kubelet does not list its pods now")
+            self._leave_undecided("the kubelet does not list its pods now")
             return
         asking = frozenset(pod.uid for pod in listed if self._opted_in(pod))
         new, self._listed = asking - self._listed, asking
-        if not new and self._last in asking:
-            if not self._is_open():
+        last = self._last
+        if not new and last is not None and last.uid in asking:
+            if not self._is_open(last):
                 return  # the call is for a further container of the last pod
-            new = frozenset((self._last,))  # a static pod that was made again keeps its uid
+            new = frozenset((last.uid,))  # a static pod that was made again keeps its uid
         if len(new) > 1:
             new = frozenset(uid for uid in new if not self._is_decided(uid))
         if len(new) != 1:
-            self._pass_on(f"{len(new)} of {len(asking)} pods may be the one that is admitted")
+            self._leave_undecided(f"{len(new)} of {len(asking)} pods may be the one of this call")
             return
-        [self._last] = new
-        self._decision = asyncio.create_task(self._decide(self._last))
+        [uid] = new
+        self._last = _Decision(uid, asyncio.create_task(self._decide(uid)))
 
-    def _pass_on(self, why: str) -> None:
-        self._decision = None
+    def _leave_undecided(self, why: str) -> None:
+        self._last = None
         log.warning("opt-in pod not decided", why=why)
 
     async def _decide(self, uid: str) -> str | None:
@@ -115,14 +122,13 @@ class OptInAdmissions:
         log.info("opt-in pod rejected", uid=uid, why=entry.message)
         return entry.message
 
-    def _is_open(self) -> bool:
-        """Whether the last pod is to be decided again, since its decision did not admit it."""
-        decision = self._decision
-        if decision is None or not decision.done():
-            return decision is None
-        if decision.cancelled() or decision.exception() is not None:
+    def _is_open(self, last: _Decision) -> bool:
+        """Whether a pod is to be decided again, since its decision did not admit it."""
+        if not last.task.done():
+            return False
+        if last.task.cancelled() or last.task.exception() is not None:
             return True
-        return decision.result() != "" or not self._has_allocation(self._last)
+        return last.task.result() != "" or not self._has_allocation(last.uid)
 
     def _has_allocation(self, uid: str) -> bool:
         return uid in self._controller.state.ledger.allocations

@@ -303,9 +303,18 @@ async def test_between_two_pods_that_are_new_none_is_chosen(beside: World) -> No
     async with node(beside) as kubelet:
         kubelet.list(UIDS[0], TOO_MANY)
         why = await kubelet.undecided(UIDS[1], TOO_MANY)
-        assert why == "2 of 2 pods may be the one that is admitted"
+        assert why == "2 of 2 pods may be the one of this call"
         assert await kubelet.admit(UIDS[2], ASKS) is None
         assert UIDS[2] in kubelet.admitted
+
+
+async def test_a_pod_that_is_not_known_does_not_get_the_answer_of_an_older_one(
+    beside: World,
+) -> None:
+    async with node(beside) as kubelet:
+        assert await kubelet.admit(UIDS[0], TOO_MANY) is not None
+        kubelet.list(UIDS[1], ASKS)
+        assert await kubelet.admit(UIDS[2], ASKS, ASKS) is None
 
 
 async def test_a_call_without_a_pod_passes_and_is_counted(beside: World) -> None:
