@@ -1,8 +1,8 @@
-"""The playground: an embedded host with the real agent on it, and a shell in which to ask it.
+"""The playground: an emulated host in a directory, the real agent on it, and a shell to ask it.
 
-The host is a directory with a described sysfs tree, cgroups and state. What a runtime, systemd and
-an accident do to a host are verbs of the shell: `python -m agent.tools.playground VERB`, with the
-directory in `PLAYGROUND`.
+The directory has a described sysfs tree, cgroups and the agent's state. The shell has a command for
+what a runtime, systemd or an accident does to a host: `python -m agent.tools.playground VERB`, with
+the directory in `PLAYGROUND`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -61,7 +62,7 @@ class NamedHost:
 
 
 def two_sockets() -> NamedHost:
-    """Return two packages of eight cores with two threads, and 16 GiB, a NIC and a GPU on each."""
+    """Return two packages, each with eight cores of two threads, 16 GiB, a NIC and a GPU."""
     host = regular_host(cores_per_node=8, hugepages=[(2 * _MIB, 512)])
     devices = tuple(
         Device(
@@ -114,9 +115,9 @@ HOSTS: Final[Mapping[str, Callable[[], NamedHost]]] = {
 
 
 def described_host(named: str, folder: Path) -> NamedHost:
-    """Return the host of a name in `HOSTS`, or of a capture, which is unpacked into a new `folder`.
+    """Return the host that `HOSTS` names so, else the host of the capture with this path.
 
-    Raises `PlaygroundError`, `SysfsError`.
+    `folder` must not exist; a capture is unpacked into it. Raises `PlaygroundError`, `SysfsError`.
     """
     if named in HOSTS:
         return HOSTS[named]()
@@ -150,10 +151,10 @@ def _unpacked(capture: Path, folder: Path) -> Path:
 
 
 def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
-    """Make the directories, files and links of an archive, none outside of `folder`.
+    """Make the directories, files and symbolic links of an archive, none outside of `folder`.
 
-    Links are made when all else is there, so that nothing is written through one, whatever a
-    filter of this Python's tarfile lets pass (CVE-2025-4517). Raises `OSError`, `TarError`.
+    Links are made last, so that nothing is written through a link. The filters of tarfile do not
+    keep to that in every Python (CVE-2025-4517). Raises `OSError`, `TarError`.
     """
     links: dict[Path, str] = {}
     size = 0
@@ -185,7 +186,7 @@ def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
                 raise tarfile.TarError(f"{message}, outside of its directory")
 
 
-#: JSON is YAML, which spares the names of folders and devices a syntax of their own.
+#: Texts and devices are put in as JSON, which is YAML and needs no escapes of its own.
 _CONFIG: Final = """\
 cpuManagerPolicy: static
 memoryManagerPolicy: Static
@@ -195,13 +196,13 @@ reservedSystemCPUs: "{reserved}"
 systemReserved: {{cpu: "{cpus}", memory: 2Gi}}
 featureGates: {{PodLevelResourceManagers: true}}
 cgroupDriver: cgroupfs
-cgroupRoot: {root}
+cgroupRoot: "{root}"
 agent:
-  stateDirectory: {folder}/state
-  cdiDirectory: {folder}/cdi
-  socketPath: {folder}/agent.sock
-  sysfsRoot: {folder}/host
-  cgroupMount: {folder}/cgroup
+  stateDirectory: "{folder}/state"
+  cdiDirectory: "{folder}/cdi"
+  socketPath: "{folder}/agent.sock"
+  sysfsRoot: "{folder}/host"
+  cgroupMount: "{folder}/cgroup"
   metrics: {{port: {port}}}
   logging: {{format: console, level: {level}}}
 {devices}"""
@@ -209,14 +210,14 @@ agent:
 PATIENCE: Final = 30.0
 #: The kernel's PID_MAX_LIMIT.
 _PID_MAX: Final = 4 << 20
-#: So many ports may be taken before a host has none for its metrics.
+#: How many ports are tried for the metrics of a host.
 _PORTS_TRIED: Final = 100
-#: How often a starting agent is looked at, in seconds: one that ended says nothing.
+#: How often a starting agent is checked, in seconds: an agent that ends does not say so.
 _LOOK: Final = 0.2
 
 
 class EmbeddedHost:
-    """A host in a directory, without root: by default two sockets, 16 cores, 32 threads, 32 GiB."""
+    """A host in a directory, for any user: by default two sockets, 16 cores, 32 threads, 32 GiB."""
 
     def __init__(
         self, folder: Path, described: NamedHost | None = None, cgroup_root: str = "/"
@@ -243,8 +244,8 @@ class EmbeddedHost:
             scope=scope,
             reserved=",".join(map(str, reserved)),
             cpus=len(reserved),
-            root=self.cgroup_root,
-            folder=self.folder,
+            root=_escaped(self.cgroup_root),
+            folder=_escaped(str(self.folder)),
             port=self.port,
             level=level,
             devices=_devices(self._described.devices),
@@ -262,7 +263,8 @@ class EmbeddedHost:
     def started(self, config: Path, log: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
         """Run the agent with a configuration, as `agent` does; its log goes to a file if given.
 
-        Raises `PlaygroundError` if the agent fails; one that was killed meanwhile did not fail.
+        Raises `PlaygroundError` if the agent ends with an exit code other than 0. An agent that a
+        signal killed meanwhile, such as by a caller, has none.
         """
         with ExitStack() as stack:
             file = None if log is None else stack.enter_context(log.open("wb"))
@@ -271,7 +273,7 @@ class EmbeddedHost:
             try:
                 yield agent
             finally:
-                killed = agent.poll() is not None
+                killed = (agent.poll() or 0) < 0
                 agent.terminate()
                 code = agent.wait(PATIENCE)
         if code and not killed:
@@ -335,10 +337,13 @@ class EmbeddedHost:
 
 
 def start_containers(client: AgentClient, cgroups: Path, uid: str) -> list[Path]:
-    """Make, populate and bind a cgroup for each container of a pod that has none; return them."""
-    pod = next(path for path in cgroups.rglob("pod*") if path.name == f"pod{uid}")
+    """Make, populate and bind a cgroup for each container of a pod that has none; return them.
+
+    Raises `PlaygroundError`, and what the client raises.
+    """
+    pod = _pod_cgroup(cgroups, uid)
     started = []
-    for container in next(each for each in client.pods() if each.uid == uid).containers:
+    for container in client.pod(uid).containers:
         cgroup = pod / container.name
         if container.kind != "init" and not cgroup.exists():
             cgroup.mkdir()
@@ -375,6 +380,18 @@ def _first_core(host: Host) -> tuple[int, ...]:
     return tuple(cpu.id for cpu in online if cpu.core == online[0].core)
 
 
+def _pod_cgroup(cgroups: Path, uid: str) -> Path:
+    for path in cgroups.rglob("pod*"):
+        if path.name == f"pod{uid}":
+            return path
+    raise PlaygroundError(f"pod {uid} has no cgroup now; see `numawarden check`")
+
+
+def _escaped(text: str) -> str:
+    """Return a text as it stands between the quotes of JSON."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
 def _devices(devices: Mapping[str, Mapping[str, int]]) -> str:
     listed = {
         resource: [{"id": name, "numaNodes": [node]} for name, node in nodes.items()]
@@ -384,9 +401,10 @@ def _devices(devices: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def _free_port() -> int:
-    """Return a free port, below those of the kernel's sysctl net.ipv4.ip_local_port_range.
+    """Return a free port below 30000.
 
-    Any connection may get one of these until the agent has it.
+    The kernel gives connections ports from 32768 on (ip_local_port_range), so none of them takes
+    the port before the agent does.
     """
     for _ in range(_PORTS_TRIED):
         port = 20_000 + secrets.randbelow(10_000)
@@ -554,6 +572,10 @@ class Playground:
                 self._agent = self._launch()
             except PlaygroundError:  # its log says why; the configuration may be mended meanwhile
                 self._ending.wait(RESTART_SECONDS)
+            except OSError as error:
+                self._log.write(f"the agent cannot be started: {error}\n".encode())
+                self._log.flush()
+                self._ending.wait(RESTART_SECONDS)
             if self._ending.is_set():  # since `__exit__` may have ended the agent before this one
                 self._agent.terminate()
 
@@ -581,8 +603,9 @@ def _shell(folder: Path) -> list[str]:
 def _provide(folder: Path) -> None:
     """Write the commands of the shell and the manifests of the first pods."""
     (folder / "bin").mkdir()
-    scripts = {verb: _SCRIPT.format(program=sys.executable, verb=verb) for verb in _SCRIPTS}
-    scripts["numawarden"] = _ALIAS.format(program=numawarden())
+    python = shlex.quote(sys.executable)
+    scripts = {verb: _SCRIPT.format(program=python, verb=verb) for verb in _SCRIPTS}
+    scripts["numawarden"] = _ALIAS.format(program=shlex.quote(numawarden()))
     for name, script in scripts.items():
         file = folder / "bin" / name
         file.write_text(script)
@@ -598,14 +621,21 @@ _PAUSE: Final = 0.1
 
 def main(arguments: Sequence[str]) -> int:
     """Run a verb and return its exit status; what is wrong is printed as one line."""
-    name, *rest = arguments
-    folder = Path(os.environ["PLAYGROUND"])
+    name = " ".join(arguments[:1])
     try:
-        _VERBS[name](folder, rest)
-    except (PlaygroundError, AgentError, Unreachable) as error:
-        click.echo(f"{name}: {error}", err=True)
+        _run_verb(name, arguments[1:])
+    except (PlaygroundError, AgentError, Unreachable, OSError) as error:
+        click.echo(f"{name or 'playground'}: {error}", err=True)
         return 1
     return 0
+
+
+def _run_verb(name: str, arguments: Sequence[str]) -> None:
+    if name not in _VERBS:
+        raise PlaygroundError(f"give one of the verbs {', '.join(_VERBS)}")
+    if "PLAYGROUND" not in os.environ:
+        raise PlaygroundError("PLAYGROUND is not set; run this in `numawarden playground`")
+    _VERBS[name](Path(os.environ["PLAYGROUND"]), arguments)
 
 
 def _start_containers(folder: Path, arguments: Sequence[str]) -> None:
@@ -617,7 +647,7 @@ def _start_containers(folder: Path, arguments: Sequence[str]) -> None:
 
 def _cgroup_of(folder: Path, arguments: Sequence[str]) -> None:
     uid = _uid(_client(folder), "cgroup-of", arguments)
-    click.echo(next(path for path in (folder / "cgroup").rglob("pod*") if path.name == f"pod{uid}"))
+    click.echo(_pod_cgroup(folder / "cgroup", uid))
 
 
 def _crash_agent(folder: Path, _arguments: Sequence[str]) -> None:
@@ -633,13 +663,14 @@ def _agent_log(folder: Path, _arguments: Sequence[str]) -> None:
 
 
 def _end_agent(folder: Path, number: signal.Signals) -> None:
-    """Send a signal to the agent if there is one, and return when the next one has compared.
+    """Send a signal to the agent, if one runs, and wait for the next one's first comparison.
 
-    Before that an agent answers, and has found no container yet.
+    An agent answers before that comparison, but has found no container yet.
     """
     client = _client(folder)
     before = None
-    with suppress(Unreachable):  # the last one could not start; the configuration may be mended
+    # No agent runs if the last one could not start; the configuration may be mended meanwhile.
+    with suppress(Unreachable, ProcessLookupError):
         status = client.status()
         before = status.started
         os.kill(status.pid, number)

@@ -10,13 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from agent.cli.errors import ExitCode
+from agent.config.load import load_config_file
 from agent.tools.playground import WELCOME, EmbeddedHost, Playground, PlaygroundError
 from agent.tools.playground import main as playground_verbs
 from tests.agent.server.support import PATIENCE
@@ -107,6 +108,44 @@ def test_an_agent_that_cannot_start_at_all_is_said_with_its_log(tmp_path: Path) 
     assert not (tmp_path / "notify.sock").exists()
 
 
+def test_an_agent_that_cannot_be_run_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = EmbeddedHost(tmp_path)
+    last = ["sh", "-c", f"touch {tmp_path}/started; exec sleep 1000"]
+    agents = [["true"], ["/no such file"], last]
+    monkeypatch.setattr(host, "launch", lambda *_: subprocess.Popen(agents.pop(0)))
+    monkeypatch.setattr("agent.tools.playground.RESTART_SECONDS", 0.0)
+    with Playground(host, "pod") as made:
+        assert made.run(["sh", "-c", eventually("test -e started")]) == 0
+    assert "cannot be started: [Errno 2] No such file" in (tmp_path / "agent.log").read_text()
+
+
+@pytest.mark.parametrize(("end", "fails"), [("exit 3", True), ("kill -9 $$", False)])
+def test_an_agent_that_ends_by_itself_has_failed_and_one_that_is_killed_has_not(
+    end: str, *, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = EmbeddedHost(tmp_path)
+    monkeypatch.setattr(host, "launch", lambda *_: subprocess.Popen(["sh", "-c", end]))
+    expected = pytest.raises(PlaygroundError, match="exit code 3") if fails else nullcontext()
+    with expected, host.agent("pod") as agent:
+        agent.wait(PATIENCE)
+
+
+def test_the_directory_of_a_host_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / 'a: b #c "d" é'
+    folder.mkdir()
+    config = EmbeddedHost(folder, cgroup_root="/x: y").configure("pod")
+    read = load_config_file(config)
+    assert read.agent.state_directory == folder / "state"
+    assert read.cgroup_root == "/x: y"
+
+
+def test_a_pod_without_a_cgroup_is_said(tmp_path: Path) -> None:
+    with pytest.raises(PlaygroundError, match="pod u1 has no cgroup now; see `numawarden check`"):
+        EmbeddedHost(tmp_path).start_containers("u1")
+
+
 def test_an_agent_that_was_ended_is_waited_for_until_the_next_one_has_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +176,26 @@ def test_an_agent_that_was_ended_is_waited_for_until_the_next_one_has_compared(
             ("--", "sh", "-c", "cgroup-of none"),
             1,
             "cgroup-of: no pod 'none' is admitted; admitted: none",
+        ),
+        (
+            ("--", sys.executable, "-m", "agent.tools.playground"),
+            1,
+            "playground: give one of the verbs start-containers, cgroup-of, ",
+        ),
+        (
+            ("--", sys.executable, "-m", "agent.tools.playground", "dance"),
+            1,
+            "dance: give one of the verbs start-containers, ",
+        ),
+        (
+            ("--", "env", "-u", "PLAYGROUND", "agent-log"),
+            1,
+            "agent-log: PLAYGROUND is not set; run this in `numawarden playground`",
+        ),
+        (
+            ("--", "sh", "-c", "rm agent.log; agent-log"),
+            1,
+            "agent-log: [Errno 2] No such file or directory: ",
         ),
         (
             ("--host", "cray-1", "--", "true"),
