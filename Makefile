@@ -35,7 +35,7 @@ browser: setup ## install Chromium, which the tests of the dashboard drive; need
 helm: setup ## unpack Helm and kubectl, which the tests of deploy/kubernetes render with
 	@$(BIN)/python -m tests.helm
 
-demo: setup ## run the real agent against an embedded two-socket machine
+demo: setup ## run the real agent against an emulated two-socket host
 	@$(BIN)/python -m tests.demo
 
 test: setup ## run every test that needs neither root nor a NUMA machine

@@ -28,7 +28,7 @@ from agent.tools.dashboard.server import Dashboard, ServerLog, address_of, liste
 from agent.tools.playground import (
     HOSTS,
     WELCOME,
-    EmbeddedHost,
+    EmulatedHost,
     Playground,
     described_host,
     end_by_signals,
@@ -179,7 +179,7 @@ def _complete_hosts(
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def playground(described: str, scope: str, command: tuple[str, ...]) -> int:
-    """Start an agent on an embedded host and leave you at a prompt to try it.
+    """Start an agent on an emulated host and leave you at a prompt to try it.
 
     The host is a directory: a sysfs tree, a cgroup tree of plain files that follows the kernel's
     rules, and the state of a real agent. With a COMMAND (after --) that is run instead of a shell,
@@ -189,7 +189,7 @@ def playground(described: str, scope: str, command: tuple[str, ...]) -> int:
 
     with TemporaryDirectory(prefix="numawarden-playground-") as name:
         folder = Path(name)
-        host = EmbeddedHost(folder, described_host(described, folder / "capture"))
+        host = EmulatedHost(folder, described_host(described, folder / "capture"))
         with Playground(host, scope) as made:
             if not command:
                 click.echo(WELCOME.format(folder=folder))

@@ -103,7 +103,7 @@ COMMANDS: Final = {
     "topology": LazyCommand("agent.cli.host:topology", "Show the CPUs and nodes of a host."),
     "capture": LazyCommand("agent.cli.host:capture", "Archive what the agent reads of a host."),
     "config": LazyCommand("agent.cli.config:config", "Check and show a configuration."),
-    "playground": LazyCommand("agent.cli.lab:playground", "Try the agent on an embedded host."),
+    "playground": LazyCommand("agent.cli.lab:playground", "Try the agent on an emulated host."),
     "state": LazyCommand("agent.cli.state:state", "Take the kubelet's state over, or write it."),
     "unpublish": LazyCommand(
         "agent.cli.unpublish:unpublish", "Take the node's topology out of the cluster."

@@ -216,7 +216,7 @@ _PORTS_TRIED: Final = 100
 _LOOK: Final = 0.2
 
 
-class EmbeddedHost:
+class EmulatedHost:
     """A host in a directory, for any user: by default two sockets, 16 cores, 32 threads, 32 GiB."""
 
     def __init__(
@@ -515,9 +515,9 @@ touched, and the directory is removed when you leave (exit, or Ctrl-D).
 
 
 class Playground:
-    """An embedded host whose agent is started again whenever it ends, as a service is."""
+    """An emulated host whose agent is started again whenever it ends, as a service is."""
 
-    def __init__(self, host: EmbeddedHost, scope: str) -> None:
+    def __init__(self, host: EmulatedHost, scope: str) -> None:
         self.host = host
         self._config = host.configure(scope, level="info")
         self._ending = threading.Event()

@@ -2,7 +2,7 @@
 
 In this process the real agent runs with its queue, worker thread and checkpoint, on an emulated
 kernel and with a clock that stands still. Start, memory and CPU at rest are those of a process of
-its own on an embedded host.
+its own on an emulated host.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agent.server.configured import situate
 from agent.server.memory import settle_memory
 from agent.state.checkpoint import Checkpoint, host_facts, policy_summary
 from agent.state.store import Store
-from agent.tools.playground import EmbeddedHost
+from agent.tools.playground import EmulatedHost
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.described import write_tree
 from sysfs.mask import Mask
@@ -138,7 +138,7 @@ def starts() -> Iterator[Figure]:
     samples = []
     for _ in range(5):
         with on_tmpfs() as folder:
-            host = EmbeddedHost(folder)
+            host = EmulatedHost(folder)
             begun = perf_counter_ns()
             with host.agent("pod"):
                 samples.append(perf_counter_ns() - begun)
@@ -147,7 +147,7 @@ def starts() -> Iterator[Figure]:
 
 def at_rest() -> Iterator[Rest]:
     """Watch an agent of its own that holds nothing; its CPU is what it used once it had settled."""
-    with on_tmpfs() as folder, EmbeddedHost(folder).agent("pod") as agent:
+    with on_tmpfs() as folder, EmulatedHost(folder).agent("pod") as agent:
         process = psutil.Process(agent.pid)
         time.sleep(_SETTLING_SECONDS)
         before, started = process.cpu_times(), perf_counter_ns()

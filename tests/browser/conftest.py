@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.tools.playground import EmbeddedHost
+from agent.tools.playground import EmulatedHost
 from tests.browser import program
 from tests.browser.devtools import running
 from tests.demo.__main__ import EXAMPLES
@@ -24,9 +24,9 @@ def devtools() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedHost]:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedHost]:
     """Run the agent of `make demo` with two of its pods; tests leave these as they are."""
-    host = EmbeddedHost(tmp_path_factory.mktemp("demo"))
+    host = EmulatedHost(tmp_path_factory.mktemp("demo"))
     with host.agent("pod"):
         for name in ("shared-only", "mixed"):
             admitted = host.client().admit((EXAMPLES / f"{name}.yaml").read_bytes())

@@ -19,7 +19,7 @@ from tests.demo.__main__ import EXAMPLES
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from agent.tools.playground import EmbeddedHost
+    from agent.tools.playground import EmulatedHost
     from tests.browser.devtools import Page
 
 SCREENSHOTS: Final = Path(__file__).resolve().parents[2] / ".cache" / "screenshots"
@@ -65,7 +65,7 @@ CONTRAST: Final = """(() => {
 @asynccontextmanager
 async def shown(
     devtools: str,
-    host: EmbeddedHost,
+    host: EmulatedHost,
     width: int = 1440,
     height: int = 1000,
     *,
@@ -101,7 +101,7 @@ async def focused(page: Page) -> int:
 
 @in_loop
 async def test_map_pods_and_figures_are_seen_and_named_for_assistive_technology(
-    devtools: str, demo: EmbeddedHost
+    devtools: str, demo: EmulatedHost
 ) -> None:
     async with shown(devtools, demo) as page:
         document = await asyncio.to_thread(demo.client().map)
@@ -154,7 +154,7 @@ async def test_map_pods_and_figures_are_seen_and_named_for_assistive_technology(
 
 @in_loop
 async def test_selecting_a_pod_marks_its_cpus_and_shows_its_containers(
-    devtools: str, demo: EmbeddedHost
+    devtools: str, demo: EmulatedHost
 ) -> None:
     chosen = "[...document.querySelectorAll('#parts .chosen')].map((e) => +e.dataset.cpu)"
     async with shown(devtools, demo) as page:
@@ -179,7 +179,7 @@ async def test_selecting_a_pod_marks_its_cpus_and_shows_its_containers(
 
 
 @in_loop
-async def test_the_map_is_used_with_keys_alone(devtools: str, demo: EmbeddedHost) -> None:
+async def test_the_map_is_used_with_keys_alone(devtools: str, demo: EmulatedHost) -> None:
     async with shown(devtools, demo) as page:
         for _ in range(9):
             await page.press("Tab")
@@ -208,7 +208,7 @@ async def test_the_map_is_used_with_keys_alone(devtools: str, demo: EmbeddedHost
 
 @in_loop
 async def test_arrows_go_on_in_the_next_row_of_a_narrow_page(
-    devtools: str, demo: EmbeddedHost
+    devtools: str, demo: EmulatedHost
 ) -> None:
     async with shown(devtools, demo, 360, 780) as page:
         columns = await page.run(
@@ -226,7 +226,7 @@ async def test_arrows_go_on_in_the_next_row_of_a_narrow_page(
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @in_loop
 async def test_texts_have_contrast_in_light_and_in_dark(
-    devtools: str, demo: EmbeddedHost, *, dark: bool
+    devtools: str, demo: EmulatedHost, *, dark: bool
 ) -> None:
     async with shown(devtools, demo, dark=dark) as page:
         await page.click("#pods li:nth-child(2) .pod")
@@ -240,7 +240,7 @@ async def test_texts_have_contrast_in_light_and_in_dark(
 
 
 @in_loop
-async def test_dark_mode_follows_the_user(devtools: str, demo: EmbeddedHost) -> None:
+async def test_dark_mode_follows_the_user(devtools: str, demo: EmulatedHost) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
     async with shown(devtools, demo, dark=True) as page:
         dark = await page.run(background)
@@ -253,7 +253,7 @@ async def test_dark_mode_follows_the_user(devtools: str, demo: EmbeddedHost) -> 
 
 
 @in_loop
-async def test_nothing_moves_for_users_who_ask_for_that(devtools: str, demo: EmbeddedHost) -> None:
+async def test_nothing_moves_for_users_who_ask_for_that(devtools: str, demo: EmulatedHost) -> None:
     moving = "document.getAnimations().length"
     async with shown(devtools, demo) as page:
         assert await page.run(moving) == 0
@@ -264,7 +264,7 @@ async def test_nothing_moves_for_users_who_ask_for_that(devtools: str, demo: Emb
 @pytest.mark.parametrize("width", [360, 768, 1280, 1440, 3840])
 @in_loop
 async def test_no_width_needs_sideways_scrolling(
-    devtools: str, demo: EmbeddedHost, width: int
+    devtools: str, demo: EmulatedHost, width: int
 ) -> None:
     async with shown(devtools, demo, width, 900) as page:
         await page.click("#pods li:nth-child(2) .pod")
@@ -275,7 +275,7 @@ async def test_no_width_needs_sideways_scrolling(
 
 
 @in_loop
-async def test_a_trial_shows_where_the_pod_would_be(devtools: str, demo: EmbeddedHost) -> None:
+async def test_a_trial_shows_where_the_pod_would_be(devtools: str, demo: EmulatedHost) -> None:
     async with shown(devtools, demo) as page:
         await page.write("#manifest", (EXAMPLES / "guaranteed.yaml").read_text())
         await page.press("Enter", control=True)
@@ -302,7 +302,7 @@ async def test_a_trial_shows_where_the_pod_would_be(devtools: str, demo: Embedde
 
 @in_loop
 async def test_a_trial_that_fails_says_why_and_no_text_becomes_part_of_the_page(
-    devtools: str, demo: EmbeddedHost
+    devtools: str, demo: EmulatedHost
 ) -> None:
     text = "<img src=x onerror=document.title='broken'>"
     async with shown(devtools, demo) as page:
@@ -338,7 +338,7 @@ async def test_a_trial_that_fails_says_why_and_no_text_becomes_part_of_the_page(
 
 @in_loop
 async def test_an_admission_is_shown_as_it_happens_and_filtered(
-    devtools: str, demo: EmbeddedHost
+    devtools: str, demo: EmulatedHost
 ) -> None:
     visible = "[...document.querySelectorAll('#events li')].filter((e) => e.checkVisibility())"
     texts = f"{visible}.map((e) => e.textContent).join()"
@@ -368,7 +368,7 @@ async def test_an_admission_is_shown_as_it_happens_and_filtered(
 
 @in_loop
 async def test_the_token_leaves_the_address_and_outlives_a_reload(
-    devtools: str, demo: EmbeddedHost
+    devtools: str, demo: EmulatedHost
 ) -> None:
     async with shown(devtools, demo) as page:
         assert await page.run("location.hash") == ""
@@ -382,7 +382,7 @@ async def test_the_token_leaves_the_address_and_outlives_a_reload(
 @pytest.mark.parametrize("fragment", ["", "#wrong-token-of-more-than-twenty-letters"])
 @in_loop
 async def test_without_the_token_the_page_says_what_to_do_and_asks_no_more(
-    devtools: str, demo: EmbeddedHost, fragment: str
+    devtools: str, demo: EmulatedHost, fragment: str
 ) -> None:
     async with (
         dashboard_of(demo.folder / "agent.sock") as address,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from agent.tools.playground import EmbeddedHost
+    from agent.tools.playground import EmulatedHost
     from tests.browser.devtools import Page
 
 WHEN = "2026-11-28 08:13:19Z"
@@ -23,7 +23,7 @@ WHEN = "2026-11-28 08:13:19Z"
 
 @asynccontextmanager
 async def saved(
-    devtools: str, demo: EmbeddedHost, file: Path, *, history: bool = True
+    devtools: str, demo: EmulatedHost, file: Path, *, history: bool = True
 ) -> AsyncIterator[Page]:
     """Save the page of the demo's agent and open the file; fails where it asks for anything."""
     client = demo.client()
@@ -41,7 +41,7 @@ async def saved(
 
 @in_loop
 async def test_a_saved_page_shows_map_pods_and_history_without_a_server(
-    devtools: str, demo: EmbeddedHost, tmp_path: Path
+    devtools: str, demo: EmulatedHost, tmp_path: Path
 ) -> None:
     async with saved(devtools, demo, tmp_path / "saved.html") as page:
         await page.screenshot(SCREENSHOTS / "saved.png")
@@ -60,7 +60,7 @@ async def test_a_saved_page_shows_map_pods_and_history_without_a_server(
 
 @in_loop
 async def test_a_saved_page_offers_nothing_that_needs_an_agent(
-    devtools: str, demo: EmbeddedHost, tmp_path: Path
+    devtools: str, demo: EmulatedHost, tmp_path: Path
 ) -> None:
     async with saved(devtools, demo, tmp_path / "saved.html", history=False) as page:
         for card in ("trial", "events"):

@@ -1,6 +1,6 @@
 """Show the agent at work, without root and without a NUMA machine: `make demo`.
 
-The real agent runs as a process of its own on the embedded host of `numawarden playground`: a
+The real agent runs as a process of its own on the emulated host of `numawarden playground`: a
 two-socket machine laid out as a sysfs tree, and a cgroup tree of plain files that follows the
 kernel's rules. Everything lives in a temporary directory, `$DEMO`, and is gone afterwards. Every
 step is shown as the command that does the same in a shell.

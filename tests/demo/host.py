@@ -1,4 +1,4 @@
-"""The embedded host of the demonstration, on which every step is shown."""
+"""The emulated host of the demonstration, on which every step is shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import urllib.request
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final
 
-from agent.tools.playground import PATIENCE, EmbeddedHost, numawarden
+from agent.tools.playground import PATIENCE, EmulatedHost, numawarden
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ class DemoError(Exception):
     """The demonstration did not go as described."""
 
 
-class DemoHost(EmbeddedHost):
+class DemoHost(EmulatedHost):
     """A host whose commands are printed with their output."""
 
     def __init__(self, folder: Path, cgroup_root: str = "/") -> None:

@@ -1,4 +1,4 @@
-"""The hosts on which the commands of a page are run: embedded machines with the real agent."""
+"""The hosts on which the commands of a page are run: emulated hosts with the real agent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from agent.api.client import AgentClient
 from agent.api.documents.admissions import BindRequest
-from agent.tools.playground import EmbeddedHost
+from agent.tools.playground import EmulatedHost
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -51,7 +51,7 @@ class PageHost:
 
     def __init__(self, folder: Path, settings: str) -> None:
         folder.mkdir()
-        self._host = EmbeddedHost(folder)
+        self._host = EmulatedHost(folder)
         self._folder = folder
         self._config = folder / "etc/config.yaml"
         self._log = folder / "log"

@@ -18,7 +18,7 @@ import pytest
 
 from agent.cli.errors import ExitCode
 from agent.config.load import load_config_file
-from agent.tools.playground import WELCOME, EmbeddedHost, Playground, PlaygroundError
+from agent.tools.playground import WELCOME, EmulatedHost, Playground, PlaygroundError
 from agent.tools.playground import main as playground_verbs
 from tests.agent.server.support import PATIENCE
 
@@ -100,7 +100,7 @@ def test_an_agent_that_cannot_start_is_tried_again_until_its_configuration_is_me
 
 
 def test_an_agent_that_cannot_start_at_all_is_said_with_its_log(tmp_path: Path) -> None:
-    host = EmbeddedHost(tmp_path)
+    host = EmulatedHost(tmp_path)
     said = f"(?s)its log:\n.*:{host.port}: Address already in use"
     taken = socket.create_server(("127.0.0.1", host.port))
     with taken, pytest.raises(PlaygroundError, match=said):
@@ -111,7 +111,7 @@ def test_an_agent_that_cannot_start_at_all_is_said_with_its_log(tmp_path: Path) 
 def test_an_agent_that_cannot_be_run_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = EmbeddedHost(tmp_path)
+    host = EmulatedHost(tmp_path)
     last = ["sh", "-c", f"touch {tmp_path}/started; exec sleep 1000"]
     agents = [["true"], ["/no such file"], last]
     monkeypatch.setattr(host, "launch", lambda *_: subprocess.Popen(agents.pop(0)))
@@ -125,7 +125,7 @@ def test_an_agent_that_cannot_be_run_is_tried_again(
 def test_an_agent_that_ends_by_itself_has_failed_and_one_that_is_killed_has_not(
     end: str, *, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = EmbeddedHost(tmp_path)
+    host = EmulatedHost(tmp_path)
     monkeypatch.setattr(host, "launch", lambda *_: subprocess.Popen(["sh", "-c", end]))
     expected = pytest.raises(PlaygroundError, match="exit code 3") if fails else nullcontext()
     with expected, host.agent("pod") as agent:
@@ -135,7 +135,7 @@ def test_an_agent_that_ends_by_itself_has_failed_and_one_that_is_killed_has_not(
 def test_the_directory_of_a_host_may_have_any_name(tmp_path: Path) -> None:
     folder = tmp_path / 'a: b #c "d" é'
     folder.mkdir()
-    config = EmbeddedHost(folder, cgroup_root="/x: y").configure("pod")
+    config = EmulatedHost(folder, cgroup_root="/x: y").configure("pod")
     read = load_config_file(config)
     assert read.agent.state_directory == folder / "state"
     assert read.cgroup_root == "/x: y"
@@ -143,7 +143,7 @@ def test_the_directory_of_a_host_may_have_any_name(tmp_path: Path) -> None:
 
 def test_a_pod_without_a_cgroup_is_said(tmp_path: Path) -> None:
     with pytest.raises(PlaygroundError, match="pod u1 has no cgroup now; see `numawarden check`"):
-        EmbeddedHost(tmp_path).start_containers("u1")
+        EmulatedHost(tmp_path).start_containers("u1")
 
 
 def test_an_agent_that_was_ended_is_waited_for_until_the_next_one_has_compared(
