@@ -1,7 +1,9 @@
 """Kinds of texts: versions, CPUs and nodes, paths, names, addresses, and lists of names.
 
-Each row is a constant that a key names. Where a key may be unset, an empty text says so, as in the
-kubelet's file.
+Each row is a constant that a key names. An empty text says that a key is unset, as in the kubelet's
+file: with `or_base` the value is then that of the base, with `or_empty` the value that is named
+there (`None`, `""`). With `amount` a number that is written without quotes is taken as its text;
+`written` makes the value that a file has, where that is not the text of the value.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def _path_within(longest: int, too_long: str) -> Kind[Path]:
 
     def parse(text: str) -> Path:
         path = _absolute(text)
-        if len(str(path).encode()) > longest:
+        if len(text.encode()) > longest:
             raise ValueError(too_long)
         return path
 
@@ -136,7 +138,7 @@ USER_GROUP: Final = or_empty(
 )
 
 _LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-#: A DNS subdomain (RFC 1123) of at most 253 characters, as the name of every object of a cluster.
+#: A DNS subdomain (RFC 1123) of at most 253 characters, as Kubernetes has the names of nodes.
 NODE_NAME: Final = or_empty(
     matching("name of a node, such as worker-1", rf"(?!.{{254}}){_LABEL}(\.{_LABEL})*"), ""
 )
@@ -183,14 +185,15 @@ HTTPS_ADDRESS: Final = or_empty(
 )
 
 
-_URL: Final = re.compile(r"https://[!-~]+")
+#: Any printable ASCII but `?` and `#`, which begin a query and a fragment.
+_URL: Final = re.compile(r'https://[!"$->@-~]+')
 
 
 def _server(text: str) -> str:
     try:
         url = urlsplit(text)
-        more = url.query or url.fragment or url.username is not None
-        is_server = url.hostname and url.port != 0 and not more
+        port_is_valid = url.port != 0 and not url.netloc.endswith(":")
+        is_server = url.hostname and port_is_valid and url.username is None
     except ValueError:  # a port that is not one, or half of an IPv6 address
         is_server = False
     if not is_server or not _URL.fullmatch(text):

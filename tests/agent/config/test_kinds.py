@@ -97,6 +97,7 @@ def test_either_switch_needs_the_api_server() -> None:
         ("devicePlugins.directory", "plugins", "is not an absolute path"),
         ("devicePlugins.directory", f"/{'a' * 64}", "at most 64 bytes"),
         ("devicePlugins.directory", "/" + "\u00e9" * 32, "at most 64 bytes"),
+        ("devicePlugins.directory", f"{'/' * 64}a", "at most 64 bytes"),
         ("devicePlugins.callTimeout", "31s", "is not between 100ms and 30s"),
         ("devicePlugins.callTimeouts", "3s", 'did you mean "callTimeout"'),
         *(
@@ -108,6 +109,7 @@ def test_either_switch_needs_the_api_server() -> None:
             for url in (
                 *("http://10.0.0.1:6443", "10.0.0.1:6443", "https://", "https://a:b", "HTTPS://a"),
                 *("https://a:0", "https://a:99999", "https://u:p@a", "https://a?x=1"),
+                *("https://a?", "https://a#", "https://a:", "https://a:/x"),
                 *("https://a#x", "https://[fd00::1", "https://a b", "https://ä"),
             )
         ),
