@@ -200,6 +200,11 @@ class AgentConfig(Section, frozen=True):
         "shared pool for all of them; never beside a kubelet. See docs/containers.md.",
         default=True,
     )
+    prefer_one_node: bool = switch(
+        "Under best-effort: where the node of a pod's devices has too few CPUs or too little "
+        "memory, give it all of these on another node, rather than a part of them on each. The "
+        "kubelet divides them.",
+    )
     isolation: IsolationConfig = section(IsolationConfig())
     metrics: MetricsConfig = section(MetricsConfig())
     pod_resources: PodResourcesConfig = section(PodResourcesConfig())

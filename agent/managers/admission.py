@@ -38,9 +38,9 @@ from agent.managers.quality import unmet
 from agent.managers.readmission import readmit
 from agent.managers.rejection import affinity_rejection, beside_closed
 from agent.managers.rules import released
-from agent.managers.topology.hint import NO_AFFINITY
-from agent.managers.topology.merge import align, rules_out, unadmitted
-from agent.pods.model import LINUX, ContainerKind
+from agent.managers.topology.hint import NO_AFFINITY, Hint
+from agent.managers.topology.merge import Alignment, align, rules_out, unadmitted
+from agent.pods.model import CPU, LINUX, MEMORY, ContainerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from agent.managers.metrics import MetricSpec
     from agent.managers.resource_manager import Draft
     from agent.managers.rules import EffectivePolicy
-    from agent.managers.topology.hint import Hint, SearchBudget, Tiebreak
+    from agent.managers.topology.hint import SearchBudget, Tiebreak
     from agent.managers.topology.many_nodes import ProviderHints
     from agent.pods.model import Pod
 
@@ -292,8 +292,23 @@ def _merge(draft: Draft, container: ContainerDemand | None) -> Trace:
     )
     if alignment is None:
         return UnadmittedTrace(draft, container, sockets, offers)
+    # 5. Where devices keep CPUs and memory from the fewest nodes, these may come first.
+    if draft.rules.policy.topology.prefer_one_node and not alignment.hint.preferred:
+        alignment = _without_devices(draft, offers, sockets) or alignment
     name = None if container is None else container.name
     return HintTrace(name, offers, alignment.hint, alignment.admitted)
+
+
+def _without_devices(draft: Draft, offers: Offers, sockets: Tiebreak | None) -> Alignment | None:
+    """Return the alignment of CPUs and memory alone, None where these do not prefer one."""
+    topology = draft.rules.policy.topology
+    own = [hints for name, hints in offers if name in (CPU, MEMORY) and hints]
+    if not own or topology.policy is not TopologyManagerPolicy.BEST_EFFORT:
+        return None
+    found = align(draft.rules.machine, topology, own, draft.work(), sockets)
+    if found is None or not found.hint.preferred:
+        return None
+    return Alignment(Hint(found.hint.nodes, preferred=False), admitted=True)
 
 
 _COST: Final = attrgetter("cost")

@@ -133,6 +133,9 @@ class TopologyPolicy(Struct, frozen=True):
     policy: TopologyManagerPolicy = TopologyManagerPolicy.NONE
     scope: TopologyManagerScope = TopologyManagerScope.CONTAINER
     prefer_closest_numa_nodes: bool = False
+    #: Under best-effort: CPUs and memory on the fewest nodes, rather than some of them near devices
+    #: (`agent.preferOneNode`).
+    prefer_one_node: bool = False
 
     @property
     def is_pod_scope(self) -> bool:

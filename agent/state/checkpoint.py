@@ -53,9 +53,13 @@ _TOPOLOGY_OPTIONS: Final = "topologyManagerPolicyOptions"
 _GATES: Final = "featureGates"
 _VERSION: Final = "kubernetesVersion"
 _SMT: Final = "agent.isolation.smt"
+_ONE_NODE: Final = "agent.preferOneNode"
 _MEMORY: Final = "agent.isolation.memory"
 #: How the keys of switches begin.
-_SWITCHES: Final = tuple(f"{section}." for section in (_OPTIONS, _TOPOLOGY_OPTIONS, _GATES))
+_SWITCHES: Final = (
+    _ONE_NODE,
+    *(f"{section}." for section in (_OPTIONS, _TOPOLOGY_OPTIONS, _GATES)),
+)
 
 
 class NodeFacts(Saved, frozen=True):
@@ -265,6 +269,7 @@ def _switches(policy: Policy) -> Iterator[tuple[str, str]]:
     ):
         for name, on in switches.items():
             yield f"{section}.{name}", "true" if on else "false"
+    yield _ONE_NODE, "true" if policy.topology.prefer_one_node else "false"
 
 
 def _reserved_memory(policy: Policy) -> Iterator[tuple[str, str]]:
