@@ -24,6 +24,7 @@ from agent.config.text_kinds import (
     USER_GROUP,
     version_of,
 )
+from agent.managers.policy import Placement
 from agent.managers.versions import OLDEST, KubernetesVersion, steps
 from agent.values import KeyChoice
 from cgroupfs.settings import KernelController
@@ -199,6 +200,12 @@ class AgentConfig(Section, frozen=True):
         "Whether Guaranteed pods without CPUs of their own stand in kubepods/shared, which has the "
         "shared pool for all of them; never beside a kubelet. See docs/containers.md.",
         default=True,
+    )
+    placement: Placement = key(
+        Placement.PACKED,
+        one_of(Placement),
+        "Which of the sets of NUMA nodes that the policy holds equal a pod gets that does not say "
+        "so itself (annotation agent.numawarden/placement).",
     )
     prefer_one_node: bool = switch(
         "Under best-effort: where the node of a pod's devices has too few CPUs or too little "

@@ -326,6 +326,7 @@ class Config(Section, frozen=True):
             self.topology_manager_scope,
             prefers_closest(self.topology_manager_policy_options),
             self.agent.prefer_one_node,
+            self.agent.placement,
         )
 
     @property

@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers import node_fit
+from agent.managers.allocation import DEVICES
 from agent.managers.decision import (
     Decision,
     HintTrace,
@@ -33,7 +34,7 @@ from agent.managers.metrics import (
     TOPOLOGY_ADMISSION_ERRORS,
     TOPOLOGY_ADMISSION_REQUESTS,
 )
-from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
+from agent.managers.policy import Placement, TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.quality import unmet
 from agent.managers.readmission import readmit
 from agent.managers.rejection import affinity_rejection, beside_closed
@@ -41,6 +42,7 @@ from agent.managers.rules import released
 from agent.managers.topology.hint import NO_AFFINITY, Hint
 from agent.managers.topology.merge import Alignment, align, rules_out, unadmitted
 from agent.pods.model import CPU, LINUX, MEMORY, ContainerKind
+from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -289,23 +291,48 @@ def _merge(draft: Draft, container: ContainerDemand | None) -> Trace:
         [hints for _, hints in offers],
         draft.work(),
         sockets,
+        spread := _spread(draft, container),
     )
     if alignment is None:
         return UnadmittedTrace(draft, container, sockets, offers)
     # 5. Where devices keep CPUs and memory from the fewest nodes, these may come first.
     if draft.rules.policy.topology.prefer_one_node and not alignment.hint.preferred:
-        alignment = _without_devices(draft, offers, sockets) or alignment
+        alignment = _without_devices(draft, offers, sockets, spread) or alignment
     name = None if container is None else container.name
     return HintTrace(name, offers, alignment.hint, alignment.admitted)
 
 
-def _without_devices(draft: Draft, offers: Offers, sockets: Tiebreak | None) -> Alignment | None:
+def _spread(draft: Draft, container: ContainerDemand | None) -> Tiebreak | None:
+    """Return the order of sets of nodes by what is free on them, if the pod is to be spread.
+
+    The most free CPUs come first, then memory, then devices, of what a container (None: the pod)
+    requests. None: the lowest sets come first, as on a machine whose hints are not listed.
+    """
+    demand, rules = draft.demand, draft.rules
+    placement = demand.asked.placement or rules.policy.topology.placement
+    if placement != Placement.SPREAD or not rules.machine.lists_hints:
+        return None
+    free: list[Mapping[int, int]] = []
+    for each in sorted(draft.managers, key=_COST):
+        if each.name not in (CPU, MEMORY, DEVICES) or not demand.active(each.name):
+            continue
+        asked = demand.parts[each.name].pod if container is None else container.part(each.name)
+        names = (each.name,) * bool(asked) if isinstance(asked, int) else sorted(asked)
+        free += [each.free(draft, name) for name in names]
+    return lambda nodes: tuple(
+        [-sum([amounts.get(node, 0) for node in iter_bits(nodes)]) for amounts in free]
+    )
+
+
+def _without_devices(
+    draft: Draft, offers: Offers, sockets: Tiebreak | None, spread: Tiebreak | None
+) -> Alignment | None:
     """Return the alignment of CPUs and memory alone, None where these do not prefer one."""
     topology = draft.rules.policy.topology
     own = [hints for name, hints in offers if name in (CPU, MEMORY) and hints]
     if not own or topology.policy is not TopologyManagerPolicy.BEST_EFFORT:
         return None
-    found = align(draft.rules.machine, topology, own, draft.work(), sockets)
+    found = align(draft.rules.machine, topology, own, draft.work(), sockets, spread)
     if found is None or not found.hint.preferred:
         return None
     return Alignment(Hint(found.hint.nodes, preferred=False), admitted=True)

@@ -49,6 +49,16 @@ class TopologyManagerScope(KeyChoice):
     )
 
 
+class Placement(KeyChoice):
+    """`agent.placement`: which of the sets of NUMA nodes that the policy holds equal is taken."""
+
+    PACKED = "packed", "the lowest nodes, as the kubelet"
+    SPREAD = (
+        "spread",
+        "the nodes with the most free CPUs, then memory, then devices; on hosts of up to 8 nodes",
+    )
+
+
 class IsolationMode(KeyChoice):
     """Which pods with exclusive CPUs have an item of isolation."""
 
@@ -136,6 +146,7 @@ class TopologyPolicy(Struct, frozen=True):
     #: Under best-effort: CPUs and memory on the fewest nodes, rather than some of them near devices
     #: (`agent.preferOneNode`).
     prefer_one_node: bool = False
+    placement: Placement = Placement.PACKED
 
     @property
     def is_pod_scope(self) -> bool:

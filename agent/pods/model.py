@@ -467,6 +467,9 @@ def _listed(amounts: Mapping[str, Quantity]) -> str:
 REQUIRE: Final = "agent.numawarden/require"
 #: The annotation: NUMA nodes in the kernel's list format, one of which the pod has to be on.
 NEAR_NODES: Final = "agent.numawarden/near-nodes"
+#: The annotation: which of equally good sets of nodes the pod gets, `packed` or `spread`.
+PLACEMENT: Final = "agent.numawarden/placement"
+PLACEMENTS: Final = ("packed", "spread")
 
 
 class Quality(StrEnum):
@@ -484,7 +487,7 @@ class Quality(StrEnum):
 
 #: The annotations that the agent reads.
 ANNOTATIONS: Final = frozenset(
-    {END, NEAR_NODES, REQUIRE, UNIT, *map(isolation_annotation, ISOLATION_ITEMS)}
+    {END, NEAR_NODES, PLACEMENT, REQUIRE, UNIT, *map(isolation_annotation, ISOLATION_ITEMS)}
 )
 
 
@@ -512,6 +515,8 @@ class Asked(Struct, frozen=True):
     required: frozenset[Quality] = frozenset()
     #: The NUMA nodes of which the pod has to be on one, empty for any.
     near_nodes: Mask = EMPTY
+    #: One of `PLACEMENTS`, "" for that of the configuration.
+    placement: str = ""
 
 
 _NOTHING_ASKED: Final = Asked()
@@ -522,7 +527,8 @@ def asked_by(annotations: Mapping[str, str]) -> Asked:
     if not annotations:
         return _NOTHING_ASKED
     near_nodes = Mask.parse(annotations.get(NEAR_NODES, ""))
-    return Asked(isolation_of(annotations), required(annotations), near_nodes)
+    placement = annotations.get(PLACEMENT, "")
+    return Asked(isolation_of(annotations), required(annotations), near_nodes, placement)
 
 
 def near_nodes_fault(annotations: Mapping[str, str]) -> str:

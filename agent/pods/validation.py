@@ -16,6 +16,8 @@ from agent.pods.model import (
     HUGEPAGES_PREFIX,
     MEMORY,
     NEAR_NODES,
+    PLACEMENT,
+    PLACEMENTS,
     Resources,
     is_native_resource,
     isolation_faults,
@@ -120,6 +122,10 @@ def _annotations(pod: Pod) -> Iterator[Mistake]:
         yield Mistake(join("metadata.annotations", annotation), fault)
     for annotation, fault in isolation_faults(pod.annotations):
         yield Mistake(join("metadata.annotations", annotation), fault)
+    placement = pod.annotations.get(PLACEMENT)
+    if placement is not None and placement not in PLACEMENTS:
+        fault = f"{placement[:40]!r} is not one of {', '.join(PLACEMENTS)}"
+        yield Mistake(join("metadata.annotations", PLACEMENT), fault)
     if fault := near_nodes_fault(pod.annotations):
         yield Mistake(join("metadata.annotations", NEAR_NODES), fault)
 

@@ -33,7 +33,7 @@ from agent.managers.bindings import NO_BINDINGS, Bindings
 from agent.managers.cordons import NO_CORDONS, Cordons
 from agent.managers.ledger import Ledger
 from agent.managers.memory.state import NodeMemory, memory_charge
-from agent.managers.policy import IsolationMode
+from agent.managers.policy import IsolationMode, Placement
 from agent.managers.registry import MANAGERS
 from agent.managers.versions import OLDEST
 from agent.pods.model import MEMORY
@@ -54,6 +54,7 @@ _GATES: Final = "featureGates"
 _VERSION: Final = "kubernetesVersion"
 _SMT: Final = "agent.isolation.smt"
 _ONE_NODE: Final = "agent.preferOneNode"
+_PLACEMENT: Final = "agent.placement"
 _MEMORY: Final = "agent.isolation.memory"
 #: How the keys of switches begin.
 _SWITCHES: Final = (
@@ -191,6 +192,7 @@ def policy_summary(policy: Policy) -> Mapping[str, str]:
         "reservedSystemCPUs": str(policy.cpu.reserved),
         _SMT: str(policy.cpu.idle_siblings),
         _MEMORY: str(policy.memory.usual_classes),
+        _PLACEMENT: str(policy.topology.placement),
         **dict(_switches(policy)),
         **dict(_reserved_memory(policy)),
     }
@@ -200,8 +202,9 @@ def policy_summary(policy: Policy) -> Mapping[str, str]:
 def policy_changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
     """Name, one sentence each, what differs between two summaries of a policy.
 
-    A switch that a summary does not list is off, smt and memory are never, a version is the oldest:
-    the release that made the summary had none of them. An empty summary says nothing of the policy.
+    A switch that a summary does not list is off, smt and memory are never, placement is packed, a
+    version is the oldest: the release that made the summary had none of them. An empty summary says
+    nothing of the policy.
     """
     if not before:
         return ()
@@ -217,6 +220,8 @@ def _unlisted(key: str) -> str:
         return str(OLDEST)
     if key in (_SMT, _MEMORY):
         return str(IsolationMode.NEVER)
+    if key == _PLACEMENT:
+        return str(Placement.PACKED)
     return "false" if key.startswith(_SWITCHES) else "unset"
 
 

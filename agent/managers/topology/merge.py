@@ -73,12 +73,16 @@ def align(
     provider_hints: Sequence[ProviderHints],
     work: SearchBudget,
     sockets: Tiebreak | None = None,
+    spread: Tiebreak | None = None,
 ) -> Alignment | None:
     """Return the alignment of a container or pod; None if it is rejected (`unadmitted` says why).
 
     Only `prefer_closest_numa_nodes` reads distances (see `require_distances`). `sockets` is the
     order of `align-by-socket`: among preferred sets few sockets come before few nodes. On a machine
     with many nodes it orders preferred sets only.
+
+    `spread` is the order of sets that are otherwise equal, for hints that are listed; without it
+    the lowest mask is the best.
 
     If the search among many nodes exceeds `work`, `work` says so: a better alignment may have been
     missed. The alignment is the result of some permutation even then.
@@ -87,7 +91,7 @@ def align(
     if kind is TopologyManagerPolicy.NONE:
         return Alignment(NO_AFFINITY, admitted=True)
     # 1. Every resource has hints.
-    lists, order = _lists(kind, provider_hints), _order(machine, policy, sockets)
+    lists, order = _lists(kind, provider_hints), _order(machine, policy, sockets, spread)
     # 2. What every resource prefers.
     mask = best_preferred(lists, nodes, order, work)
     if mask is not None:
@@ -182,10 +186,18 @@ def _lists(kind: TopologyManagerPolicy, provider_hints: Iterable[ProviderHints])
     return [_single_node(hints) for hints in lists] if kind is _SINGLE else lists
 
 
-def _order(machine: Machine, policy: TopologyPolicy, sockets: Tiebreak | None) -> Order:
+def _order(
+    machine: Machine,
+    policy: TopologyPolicy,
+    sockets: Tiebreak | None,
+    spread: Tiebreak | None = None,
+) -> Order:
     # The kubelet ignores distances under single-numa-node: there the sets have one node each.
     by_distance = policy.prefer_closest_numa_nodes and policy.policy is not _SINGLE
-    return Order(machine.closest if by_distance else by_value, sockets)
+    usual: Tiebreak = machine.closest if by_distance else by_value
+    if spread is None:
+        return Order(usual, sockets)
+    return Order(lambda nodes: (*usual(nodes)[:-1], *spread(nodes), nodes), sockets)
 
 
 def _single_node(hints: Hints) -> Sequence[Hint]:

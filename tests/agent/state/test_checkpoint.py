@@ -106,6 +106,7 @@ def test_a_policy_is_summed_up_in_the_configurations_words() -> None:
     assert {key: value for key, value in summary.items() if value != "false"} == {
         "agent.isolation.memory": "never",
         "agent.isolation.smt": "never",
+        "agent.placement": "packed",
         "cpuManagerPolicy": "static",
         "cpuManagerPolicyOptions.full-pcpus-only": "true",
         "featureGates.DisableCPUQuotaWithExclusiveCPUs": "true",
