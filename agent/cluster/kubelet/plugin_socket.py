@@ -103,7 +103,10 @@ class PluginSocket:
                 f"{LONGEST_SOCKET}; a kubelet's directory (agent.kubelet.directory) needs a "
                 "shorter path"
             )
-        self._bound.parent.mkdir(mode=_OWN_MODE, exist_ok=True)
+        try:
+            self._bound.parent.mkdir(mode=_OWN_MODE, exist_ok=True)
+        except FileExistsError:
+            raise PluginSocketError(f"{self._bound.parent} is not a directory; remove it") from None
         self._server = self._make(self._bound)
         self._bound.chmod(_SOCKET_MODE)
         await self._server.start()

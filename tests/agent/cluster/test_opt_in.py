@@ -7,12 +7,13 @@ import itertools
 from contextlib import asynccontextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from agent.cluster.kubelet.plugin_socket import PluginSocket, PluginSocketError
 from agent.cluster.kubelet.source import KubeletPods
 from agent.cluster.kubelet.tracked import MISSING_SECONDS
 from agent.cluster.opt_in import OptInAdmissions
@@ -174,6 +175,15 @@ async def test_what_keeps_the_kubelet_from_asking_is_a_condition(beside: World) 
         await kubelet.manager.until_listed(RESOURCE)
         await until(lambda: RESOURCE not in state.observed.conditions)
         assert set(plugins.iterdir()) == before
+
+
+async def test_what_is_in_the_place_of_the_plugins_own_directory_is_named(tmp_path: Path) -> None:
+    def never(_: Path) -> NoReturn:
+        raise AssertionError
+
+    (tmp_path / ".numawarden").write_text("")
+    with pytest.raises(PluginSocketError, match=r"\.numawarden is not a directory; remove it"):
+        await PluginSocket(tmp_path, "numawarden.sock", never).serve()
 
 
 async def test_without_a_resource_the_agent_is_not_a_plugin(beside: World) -> None:
