@@ -5,6 +5,9 @@ and the ledger with each node under its new number. The kernel numbers nodes in 
 firmware's tables, which a firmware update or a node without memory can change. A node is known by
 its CPUs. Call this only after a boot, when no process uses the allocations: memory allocated from
 then on is local to the CPUs.
+
+Two nodes without CPUs that swap their numbers are not noticed. One node whose CPUs changed leaves
+all nodes under their old numbers.
 """
 
 from __future__ import annotations
