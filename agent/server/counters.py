@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from agent.managers.versions import KubernetesVersion
 
 TOTAL: Final = "_total"
-#: The most samples of one counter. A pod can ask for a resource of any name, and the reason of its
-#: rejection names it: without a limit, every new name would be a series for ever.
+#: The most samples of one counter, beside that of `OTHER`. A pod can ask for a resource of any
+#: name, and the reason of its rejection names it: without a limit, every new name would be a series
+#: for ever.
 MOST_SERIES: Final = 1000
 #: The label value of all samples beyond the limit.
 OTHER: Final = "other"
@@ -58,16 +59,16 @@ class Counters:
         self.add_key((metric.name, labels), by)
 
     def expect(self, metric: MetricSpec, labels: tuple[str, ...]) -> None:
-        """Export a sample from now on, as 0 unless it was incremented already."""
-        self._values[metric.name].setdefault(labels, 0)
+        """Export a sample from now on, as 0 unless it was incremented already.
+
+        Raises `UnknownCounterError`.
+        """
+        self.add_key((metric.name, labels), 0)
 
     def add_key(self, key: CounterKey, by: int) -> None:
         """Increment a sample by its key; raises `UnknownCounterError`."""
         name, labels = key
-        metric = self._metrics.get(name)
-        if metric is None or len(labels) != len(metric.labels):
-            raise UnknownCounterError(name, labels)
-        values = self._values[name]
+        values = self._samples(name, labels)
         if labels not in values and len(values) >= MOST_SERIES:
             labels = (OTHER,) * len(labels)
         values[labels] = values.get(labels, 0) + by
@@ -78,8 +79,14 @@ class Counters:
             self.add_key(key, by)
 
     def value(self, metric: MetricSpec, *labels: str) -> int:
-        """Return a sample; 0 if it was never incremented."""
-        return self._values[metric.name].get(labels, 0)
+        """Return a sample, 0 if it was never incremented; raises `UnknownCounterError`."""
+        return self._samples(metric.name, labels).get(labels, 0)
+
+    def _samples(self, name: str, labels: tuple[str, ...]) -> dict[tuple[str, ...], int]:
+        metric = self._metrics.get(name)
+        if metric is None or len(labels) != len(metric.labels):
+            raise UnknownCounterError(name, labels)
+        return self._values[name]
 
     def families(self) -> Iterator[Metric]:
         """Yield every counter as a metric family of the Prometheus library."""

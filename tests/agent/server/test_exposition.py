@@ -145,6 +145,10 @@ def test_what_a_decision_caused_is_added_and_what_is_not_in_the_table_an_error()
     for name, labels in (("no_such_counter", ()), (key[0], ("cpu",)), ("numawarden_pods", ())):
         with pytest.raises(UnknownCounterError):
             counters.add_key((name, labels), 1)
+    with pytest.raises(UnknownCounterError):
+        counters.expect(ALLOCATIONS, ("cpu",))
+    with pytest.raises(UnknownCounterError):
+        counters.value(ALLOCATIONS, "cpu")
 
 
 def test_a_histogram_counts_each_combination_of_labels_in_buckets() -> None:
