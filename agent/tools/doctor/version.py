@@ -50,8 +50,9 @@ def reported_version(
         answer = _answer(path, seconds)
     except TimeoutExpired:
         return ReportedVersion(problem=f"{asked} does not end within {seconds:g} s")
-    except OSError as error:
-        return ReportedVersion(problem=f"{asked}: {(error.strerror or str(error)).lower()}")
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
+        why = getattr(error, "strerror", None) or str(error)
+        return ReportedVersion(problem=f"{asked}: {why.lower()}")
     version = answer.removeprefix(_ANSWER)
     if answer == version or version_of(version) is None:
         return ReportedVersion(problem=f"{asked} prints no version of Kubernetes")

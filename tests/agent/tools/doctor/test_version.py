@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.cluster.checks import check_kubelet
+from agent.tools.doctor.facts import HostFile
 from agent.tools.doctor.gathering import gather
 from agent.tools.doctor.version import reported_version
 from tests.agent.tools.doctor import hosts
@@ -103,3 +105,11 @@ def test_a_version_that_is_configured_is_not_asked_for(host: FakeHost) -> None:
     host.program("Kubernetes v1.38.0")
     found = check_kubelet(host.config(), host.root)
     assert (found.governing, found.conditions()) == (None, {})
+
+
+def test_a_path_with_a_nul_byte_is_a_problem_of_the_unit(host: FakeHost) -> None:
+    facts = gather(host.config(), host.root, with_runtime=False)
+    unit = HostFile(KUBELET_UNIT, "ExecStart=/usr/bin/kube\0let\n")
+    kubelet = replace(facts.kubelet, process=None)
+    facts = replace(facts, kubelet=kubelet, kubelet_unit=(unit,))
+    assert "null byte" in reported_version(facts, host.root).problem
