@@ -105,7 +105,13 @@ def _decide(
     keep: Mask,
 ) -> Decision:
     pod, without = demand.pod, released(rules, ledger, existing.uid)
-    unfit = node_fit.rejection(rules, without, demand.requests)
+    # Who gives something back may do so on a node that has too little for all.
+    more = {
+        name: amount
+        for name, amount in demand.requests.items()
+        if amount > existing.requests.get(name, 0)
+    }
+    unfit = node_fit.rejection(rules, without, more)
     if unfit is not None:
         return Decision(pod.uid, ledger, cause=unfit, demand=demand, pod=pod)
     draft = rules.draft(without, demand)

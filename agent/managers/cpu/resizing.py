@@ -77,7 +77,7 @@ def _staying(
     1. All of them, if it asks for as many or more.
     2. Those that were given at the admission and those to keep; or the latter alone, if they are as
        many as it asks for.
-    3. The nearest to these.
+    3. The nearest to these; where too few of them are online, or in whole cores, any, online first.
     """
     if count >= len(has):
         return has
@@ -91,7 +91,12 @@ def _staying(
             remedy = f"name which {cpus_text(count)} of CPUs {has} stay (--keep)"
         message = f"{subject} asks for {cpus_text(count)}, but {found}"
         raise Rejected(_infeasible(message, remedy))
-    return stays | nearest(topology, options, stays, has - stays, count - len(stays))
+    more, rest = count - len(stays), has - stays
+    try:
+        return stays | nearest(topology, options, stays, rest, more)
+    except NotEnoughCpusError:
+        online_first = [*(rest & topology.all), *(rest - topology.all)]
+        return stays | Mask.from_ids(online_first[:more])
 
 
 def nearest(

@@ -11,6 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from agent.managers.admission import remove
+from agent.managers.cpu.topology import CpuTopology
+from agent.managers.machine import Machine
 from agent.managers.policy import (
     IsolationMode,
     NodeFit,
@@ -18,6 +20,7 @@ from agent.managers.policy import (
     TopologyManagerPolicy,
 )
 from agent.managers.resize import OtherAmounts, advise, is_resize, resize
+from agent.managers.rules import restored
 from agent.managers.specification import specification_of
 from agent.pods.model import SMT, isolation_annotation, spec_text
 from sysfs.mask import EMPTY, Mask
@@ -343,3 +346,18 @@ def test_the_specification_of_a_pod_is_kept_with_it() -> None:
     assert kept is not None
     assert spec_text(kept) == spec_text(replace(stated, overhead={}))
     assert kept.annotations == {"agent.numawarden/require": "aligned"}
+
+
+def test_a_pod_gives_cpus_back_while_some_of_them_are_offline_and_the_node_is_too_full() -> None:
+    rules = make_rules(topology=BEST_EFFORT, fit=NodeFit())
+    before = resized(rules, with_pod(rules, one(4, uid="u-2"), with_pod(rules, one(2))), cpu=6)
+    added = before.allocations["u-1"].exclusive_cpus - Mask.parse("1-2")
+    lost = Mask.from_ids([*added][:3]) | before.allocations["u-2"].exclusive_cpus
+    lost |= Mask.parse("0-15") - before.allocations["u-1"].exclusive_cpus - Mask.parse("0")
+    rows = [row for row in rules.machine.cpus.rows if row.cpu not in lost]
+    machine = Machine(CpuTopology.from_rows(rows), rules.machine.nodes)
+    fewer = make_rules(machine, topology=BEST_EFFORT, fit=NodeFit())
+    ledger = restored(fewer, before)
+    shrunk = resized(fewer, ledger, cpu=5).allocations["u-1"].exclusive_cpus
+    assert Mask.parse("1-2") | (added - lost) <= shrunk
+    assert len(shrunk) == 5
