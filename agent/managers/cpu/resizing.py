@@ -110,7 +110,7 @@ def nearest(
     if count <= 0:
         return EMPTY
     if options.full_pcpus_only and topology.cores_alike:
-        free = topology.whole_cores_in(free)
+        free &= topology.whole_cores_in(free | own)
     places = [topology.cores_of(own)]
     if options.prefer_align_cpus_by_uncorecache:
         places.append(Mask(sum(each.cpus for each in topology.uncores if each.cpus & own.bits)))

@@ -361,3 +361,10 @@ def test_a_pod_gives_cpus_back_while_some_of_them_are_offline_and_the_node_is_to
     shrunk = resized(fewer, ledger, cpu=5).allocations["u-1"].exclusive_cpus
     assert Mask.parse("1-2") | (added - lost) <= shrunk
     assert len(shrunk) == 5
+
+
+def test_a_thread_that_is_named_to_stay_keeps_its_whole_core() -> None:
+    rules = make_rules(SMT_HOST, topology=BEST_EFFORT, full_pcpus_only=True)
+    ledger = resized(rules, with_pod(rules, one(2)), cpu=6)
+    assert cpus(ledger) == {MAIN: "1-3,9-11"}
+    assert cpus(resized(rules, ledger, keep="3", cpu=4)) == {MAIN: "1,3,9,11"}
