@@ -18,7 +18,7 @@ from agent.cli.options import (
     socket_option,
     socket_option_within,
 )
-from agent.cli.output import in_a_terminal, print_answer, print_document, say
+from agent.cli.output import escaped, print_answer, print_document, say
 from agent.cli.watching import agent_ended, until_unread
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def watch(output: Output, socket_path: str) -> None:
             if output is Output.TEXT:
                 say(_line(event))
             elif output is Output.JSON:
-                click.echo(in_a_terminal(encode(event)))
+                click.echo(escaped(encode(event)))
             else:
                 print_document(event, output)
     agent_ended()

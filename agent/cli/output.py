@@ -1,7 +1,7 @@
 """Printing: lines of text, documents as JSON and YAML, warnings.
 
-Text that others chose is made printable here: it can neither begin a line of its own nor send a
-terminal a command.
+Text that others chose is made printable here: such text can neither begin a new line nor send a
+command to a terminal.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def print_answer(
 
 
 def print_document(document: Document, output: Output) -> None:
-    """Print a document as the API sends it: indented JSON, or YAML."""
+    """Print a document with the keys of the API, as indented JSON or as YAML."""
     print_encoded(encode(document), output)
 
 
@@ -70,23 +70,26 @@ def print_encoded(text: bytes, output: Output) -> None:
     if output is Output.YAML:
         click.echo(yaml_of(msgspec.json.decode(text)), nl=False)
     else:
-        click.echo(in_a_terminal(msgspec.json.format(text, indent=2)))
+        click.echo(escaped(msgspec.json.format(text, indent=2)))
 
 
-def in_a_terminal(text: bytes) -> bytes:
-    r"""Return a JSON text in which control characters above U+007E are escaped (`\u009b`), too."""
-    if text.isascii():
+def escaped(text: bytes) -> bytes:
+    r"""Return a JSON text with the characters escaped that are not printable (`\u009b`).
+
+    JSON itself escapes only those below U+0020. Newlines between values stay.
+    """
+    if text.isascii() and b"\x7f" not in text:
         return text
     characters = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text.decode())
     return "".join(characters).encode()
 
 
-#: Characters in a line of YAML, so that none is wrapped. libyaml takes no number above 2^31.
+#: The width of YAML in characters, so large that no line is wrapped; libyaml takes at most 2^31.
 _WIDE: Final = 1 << 30
 
 
 def yaml_of(value: object) -> str:
-    """Return what `json` reads as a YAML text: keys stay in order, no line is wrapped."""
+    """Return a decoded JSON value as a YAML text: keys stay in order, no line is wrapped."""
     import yaml  # noqa: PLC0415  # 10 ms that no other form of output needs
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

@@ -21,7 +21,7 @@ from agent.cli.errors import ExitCode
 from agent.cli.lines import table
 from agent.cli.main import numawarden
 from agent.cli.options import DOCUMENT
-from agent.cli.output import print_lines, yaml_of
+from agent.cli.output import escaped, print_lines, yaml_of
 from agent.cli.watching import changes
 from tests.agent.server.support import OTHER_UID, PATIENCE, UID, manifest
 
@@ -43,6 +43,13 @@ PLAIN = st.recursive(
 @given(PLAIN)
 def test_yaml_says_what_json_says(value: object) -> None:
     assert yaml.safe_load(yaml_of(value)) == value
+
+
+@pytest.mark.parametrize("text", ["a\x7fb", "a\x9bb", "\u202eü", "plain"])
+def test_json_sends_a_terminal_no_command(text: str) -> None:
+    shown = escaped(json.dumps(text, ensure_ascii=False).encode()).decode()
+    assert shown.isprintable()
+    assert json.loads(shown) == text
 
 
 def test_yaml_breaks_no_line_and_keeps_the_order_of_keys() -> None:
