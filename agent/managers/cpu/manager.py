@@ -680,7 +680,10 @@ def _hints(draft: Draft, count: int) -> ProviderHints:
 
 def _take_aligned(draft: Draft, count: int, hint: Hint, container: str | None) -> Mask:
     """Take the CPUs of a container (None: the pod); with `full-pcpus-only` in whole cores."""
-    whole_cores = draft.rules.policy.cpu.options.full_pcpus_only
+    kept = cpus_of(draft).kept
+    # What a running pod keeps stays as it is, even if the option is newer.
+    stays = kept is not None and count <= len(kept.get(container or BUDGET, EMPTY))
+    whole_cores = draft.rules.policy.cpu.options.full_pcpus_only and not stays
     scope = _POD if container is None else _CONTAINER
     try:
         if whole_cores:

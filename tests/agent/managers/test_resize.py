@@ -180,6 +180,14 @@ def test_whole_cores_stay_whole() -> None:
     )
 
 
+def test_torn_cores_of_an_older_policy_stay_where_nothing_is_added() -> None:
+    ledger = with_pod(make_rules(SMT_HOST), one(3))
+    rules = make_rules(SMT_HOST, full_pcpus_only=True)
+    after = resized(rules, ledger, memory=2)
+    assert cpus(after) == cpus(ledger)
+    assert blocks(after) == [(2 * GIB, "0")]
+
+
 def test_distributed_cpus_stay_distributed() -> None:
     rules = make_rules(topology=BEST_EFFORT, reserved="0,8", distribute_cpus_across_numa=True)
     ledger = with_pod(rules, one(8, memory="1Gi"))
