@@ -16,7 +16,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers import node_fit
-from agent.managers.allocation import DEVICES
 from agent.managers.decision import (
     Decision,
     HintTrace,
@@ -41,7 +40,7 @@ from agent.managers.rejection import affinity_rejection, beside_closed
 from agent.managers.rules import released
 from agent.managers.topology.hint import NO_AFFINITY, Hint
 from agent.managers.topology.merge import Alignment, align, rules_out, unadmitted
-from agent.pods.model import CPU, LINUX, MEMORY, ContainerKind
+from agent.pods.model import LINUX, ContainerKind
 from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:
@@ -297,7 +296,7 @@ def _merge(draft: Draft, container: ContainerDemand | None) -> Trace:
         return UnadmittedTrace(draft, container, sockets, offers)
     # 5. Where devices keep CPUs and memory from the fewest nodes, these may come first.
     if draft.rules.policy.topology.prefer_one_node and not alignment.hint.preferred:
-        alignment = _without_devices(draft, offers, sockets, spread) or alignment
+        alignment = _on_fewest_nodes(draft, offers, sockets, spread) or alignment
     name = None if container is None else container.name
     return HintTrace(name, offers, alignment.hint, alignment.admitted)
 
@@ -313,23 +312,22 @@ def _spread(draft: Draft, container: ContainerDemand | None) -> Tiebreak | None:
     if placement != Placement.SPREAD or not rules.machine.lists_hints:
         return None
     free: list[Mapping[int, int]] = []
-    for each in sorted(draft.managers, key=_COST):
-        if each.name not in (CPU, MEMORY, DEVICES) or not demand.active(each.name):
-            continue
-        asked = demand.parts[each.name].pod if container is None else container.part(each.name)
-        names = (each.name,) * bool(asked) if isinstance(asked, int) else sorted(asked)
-        free += [each.free(draft, name) for name in names]
+    for each in sorted(draft.managers, key=lambda each: (not each.of_nodes, each.cost)):
+        if demand.active(each.name):
+            part = demand.parts[each.name].pod if container is None else container.part(each.name)
+            free += [each.free(draft, resource) for resource in each.resources(part)]
     return lambda nodes: tuple(
         [-sum([amounts.get(node, 0) for node in iter_bits(nodes)]) for amounts in free]
     )
 
 
-def _without_devices(
+def _on_fewest_nodes(
     draft: Draft, offers: Offers, sockets: Tiebreak | None, spread: Tiebreak | None
 ) -> Alignment | None:
     """Return the alignment of CPUs and memory alone, None where these do not prefer one."""
     topology = draft.rules.policy.topology
-    own = [hints for name, hints in offers if name in (CPU, MEMORY) and hints]
+    of_nodes = {each.name for each in draft.managers if each.of_nodes}
+    own = [hints for name, hints in offers if name in of_nodes and hints]
     if not own or topology.policy is not TopologyManagerPolicy.BEST_EFFORT:
         return None
     found = align(draft.rules.machine, topology, own, draft.work(), sockets, spread)

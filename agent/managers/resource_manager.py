@@ -7,6 +7,7 @@ order of a pod's life: the request, the decision, the ledger, and what the servi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from msgspec import Struct, field
@@ -16,7 +17,7 @@ from agent.managers.topology.hint import NO_AFFINITY, SearchBudget
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.managers.decision import Answers, Question, Reason, Rejection, Trace
@@ -111,6 +112,9 @@ class ResourceManager(ABC):
     name: str
     #: Of managers whose hints may settle a rejection, those with cheaper ones are asked first.
     cost: int = 1
+    #: Whether the resources are those of NUMA nodes themselves, as CPUs and memory are, instead of
+    #: something near them.
+    of_nodes: bool = False
 
     @abstractmethod
     def demand(self, request: PodRequest) -> ResourceDemand:
@@ -118,6 +122,12 @@ class ResourceManager(ABC):
 
         This is the only place that decides who may have it.
         """
+
+    def resources(self, demanded: Any) -> tuple[str, ...]:
+        """Return the resources of a demand of this manager, of a container or a pod."""
+        if isinstance(demanded, Mapping):
+            return tuple(sorted(demanded))
+        return (self.name,) if demanded else ()
 
     @abstractmethod
     def amount(self, demanded: Any, resource: str) -> int:

@@ -406,6 +406,7 @@ class CpuManager(ResourceManager):
 
     name = CPU
     cost = 0
+    of_nodes = True
     gauges = CPU_GAUGES
 
     def demand(self, request: PodRequest) -> ResourceDemand:

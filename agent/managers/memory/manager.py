@@ -326,6 +326,7 @@ class MemoryManager(ResourceManager):
     """
 
     name = MEMORY
+    of_nodes = True
     gauges = MEMORY_GAUGES
 
     def demand(self, request: PodRequest) -> ResourceDemand:
