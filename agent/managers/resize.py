@@ -166,10 +166,11 @@ def _of_containers(
         if after.is_standard_init and former != after.container:
             message = f"init container {name} ends before the pod runs, so it is not resized"
             yield Rejection(Reason.INFEASIBLE, message, container=name)
-        if has is None or after.is_standard_init:
+        if has is None:
             continue
-        pinned = was[place].may_have(MEMORY) if was else bool(has.memory)
-        own = {CPU: has.isolation is Isolation.CONTAINER, MEMORY: pinned}
+        own = {CPU: has.isolation is Isolation.CONTAINER}
+        if not after.is_standard_init:  # whose memory is released once it has ended
+            own[MEMORY] = was[place].may_have(MEMORY) if was else bool(has.memory)
         would = {CPU: after.may_have(CPU), MEMORY: after.may_have(MEMORY) and bool(after.memory)}
         for manager, has_own in own.items():
             if has_own is not would[manager]:

@@ -14,6 +14,7 @@ from agent.managers.admission import remove
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine
 from agent.managers.policy import (
+    CpuPolicy,
     IsolationMode,
     NodeFit,
     PluginDevice,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 MAIN: Final = "main"
 ONE: Final = guaranteed("cpu=1 memory=1Gi")
+HALF: Final = guaranteed("cpu=500m memory=1Gi")
 
 
 def one(cpus: int, memory: str = "1Gi", uid: str = "u-1", **more: Any) -> Pod:  # noqa: ANN401
@@ -311,6 +313,16 @@ def test_what_no_resize_changes(before: Pod, change: dict[str, Any], expected: s
     found = rejected(rules, with_pod(rules, before), **change)
     assert found.reason == "Infeasible"
     assert found.message.startswith(expected)
+
+
+def test_an_init_container_keeps_its_cpus_under_another_policy() -> None:
+    rules = make_rules(memory=False)
+    ledger = with_pod(
+        rules, pod(init("first", guaranteed("cpu=2 memory=1Gi")), app(MAIN, HALF), uid="u-1")
+    )
+    none = replace(rules, policy=replace(rules.policy, cpu=CpuPolicy()))
+    found = rejected(none, ledger, memory=2)
+    assert found.message.startswith("container first has its own cpu, which no resize changes")
 
 
 def test_another_specification_is_no_resize() -> None:
