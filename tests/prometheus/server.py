@@ -71,16 +71,22 @@ def serving(tape: Tape, folder: Path) -> Iterator[Served]:
             process.terminate()
 
 
+_ADDRESS: Final = re.compile(r'msg="Listening on" address=(127\.0\.0\.1:[1-9]\d*)')
+
+
 def _until_ready(lines: Iterator[str]) -> Iterator[str]:
+    """Yield lines until it is ready and says where it listens: either may be logged first."""
+    missing = [re.compile(re.escape(_READY)), _ADDRESS]
     for line in lines:
         yield line
-        if _READY in line:
+        missing = [each for each in missing if each.search(line) is None]
+        if not missing:
             return
 
 
 def _address(log: str) -> str:
     """Return where a Prometheus listens, by the lines it logged until it was ready."""
-    found = re.search(r'msg="Listening on" address=(127\.0\.0\.1:[1-9]\d*)', log)
+    found = _ADDRESS.search(log)
     assert _READY in log, log
     assert found is not None, log
     return found[1]
