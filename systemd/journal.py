@@ -1,8 +1,8 @@
 """Writing to the journal by its native protocol: entries with fields, as sd_journal_send(3).
 
 An entry is one datagram, or, where it is larger than one may be, a sealed memory file whose
-descriptor is the datagram. Nothing here waits: a journal that does not keep up loses entries, and
-the caller learns how many.
+descriptor is sent. Nothing here waits: a journal that does not keep up loses entries, and each that
+is lost raises `JournalError`.
 
 Source: https://systemd.io/JOURNAL_NATIVE_PROTOCOL
 """

@@ -8,7 +8,8 @@ the state. No saved allocation is decided again. The steps:
 2. After a boot NUMA nodes may have other numbers (`agent.server.renumbering`), no orphaned cgroup
    is left, and what ran in the shared pool is decided again.
 3. Pods that run and that the checkpoint lacks are recovered from their cgroups
-   (`agent.managers.recovery`). Contradictions between cgroups, and the devices of such pods, which
+   (`agent.managers.recovery`); a saved allocation that contradicts them is displaced, which is
+   logged as an error. Contradictions between cgroups, and the devices of such pods, which
    cgroups do not show, are conditions.
 
 Nothing is saved here: the first comparison does that.

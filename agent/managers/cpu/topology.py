@@ -72,7 +72,8 @@ class CpuCounts(NamedTuple):
 class CpuTopology(Struct, frozen=True, dict=True):
     """All online CPUs of a host in ascending order, and the groups they form.
 
-    Two topologies are equal when their rows are. Every tuple of groups is ascending by id.
+    Two topologies are equal when their rows and given counts are. Every tuple of groups is
+    ascending by id.
     A group "in" another is one that shares at least one CPU with it; it is listed whole, as the
     kubelet does (a socket that spans two NUMA nodes is in both). `given` are counts that came with
     the rows; on a real host they are counted, so only a recorded decision needs to give them.
