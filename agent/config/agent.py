@@ -24,8 +24,8 @@ from agent.config.text_kinds import (
     USER_GROUP,
     version_of,
 )
-from agent.managers.policy import Placement
 from agent.managers.versions import OLDEST, KubernetesVersion, steps
+from agent.pods.model import Placement
 from agent.values import KeyChoice
 from cgroupfs.settings import KernelController
 

@@ -33,14 +33,14 @@ from agent.managers.metrics import (
     TOPOLOGY_ADMISSION_ERRORS,
     TOPOLOGY_ADMISSION_REQUESTS,
 )
-from agent.managers.policy import Placement, TopologyManagerPolicy, TopologyManagerScope
+from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.quality import unmet
 from agent.managers.readmission import readmit
 from agent.managers.rejection import affinity_rejection, beside_closed
 from agent.managers.rules import released
 from agent.managers.topology.hint import NO_AFFINITY, Hint
 from agent.managers.topology.merge import Alignment, align, rules_out, unadmitted
-from agent.pods.model import LINUX, ContainerKind
+from agent.pods.model import LINUX, ContainerKind, Placement
 from sysfs.mask import iter_bits
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from agent.managers.versions import NEWEST, KubernetesVersion
-from agent.pods.model import ANY_MEMORY, MEMORY_CLASSES, allows_memory
+from agent.pods.model import ANY_MEMORY, MEMORY_CLASSES, Placement, allows_memory
 from agent.values import KeyChoice, Saved
 from sysfs.mask import EMPTY, Mask
 
@@ -46,16 +46,6 @@ class TopologyManagerScope(KeyChoice):
     POD = (
         "pod",
         "a pod's containers are aligned together; pod-level resources are one budget (KEP-5526)",
-    )
-
-
-class Placement(KeyChoice):
-    """`agent.placement`: which of the sets of NUMA nodes that the policy holds equal is taken."""
-
-    PACKED = "packed", "the lowest nodes, as the kubelet"
-    SPREAD = (
-        "spread",
-        "the nodes with the most free CPUs, then memory, then devices; on hosts of up to 8 nodes",
     )
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from agent.values import Saved
+from agent.values import KeyChoice, Saved
 from agent.yaml import DocumentError, MappingNode, Node, ScalarNode
 from sysfs.mask import EMPTY, Mask
 
@@ -467,9 +467,18 @@ def _listed(amounts: Mapping[str, Quantity]) -> str:
 REQUIRE: Final = "agent.numawarden/require"
 #: The annotation: NUMA nodes in the kernel's list format, one of which the pod has to be on.
 NEAR_NODES: Final = "agent.numawarden/near-nodes"
-#: The annotation: which of equally good sets of nodes the pod gets, `packed` or `spread`.
+#: The annotation: the pod's `Placement`.
 PLACEMENT: Final = "agent.numawarden/placement"
-PLACEMENTS: Final = ("packed", "spread")
+
+
+class Placement(KeyChoice):
+    """Which of the sets of NUMA nodes that the policy holds equal is taken."""
+
+    PACKED = "packed", "the lowest nodes, as the kubelet"
+    SPREAD = (
+        "spread",
+        "the nodes with the most free CPUs, then memory, then devices; on hosts of up to 8 nodes",
+    )
 
 
 class Quality(StrEnum):
@@ -515,8 +524,8 @@ class Asked(Struct, frozen=True):
     required: frozenset[Quality] = frozenset()
     #: The NUMA nodes of which the pod has to be on one, empty for any.
     near_nodes: Mask = EMPTY
-    #: One of `PLACEMENTS`, "" for that of the configuration.
-    placement: str = ""
+    #: None: that of the configuration (`agent.placement`).
+    placement: Placement | None = None
 
 
 _NOTHING_ASKED: Final = Asked()
@@ -527,7 +536,8 @@ def asked_by(annotations: Mapping[str, str]) -> Asked:
     if not annotations:
         return _NOTHING_ASKED
     near_nodes = Mask.parse(annotations.get(NEAR_NODES, ""))
-    placement = annotations.get(PLACEMENT, "")
+    stated = annotations.get(PLACEMENT)
+    placement = None if stated is None else Placement(stated)
     return Asked(isolation_of(annotations), required(annotations), near_nodes, placement)
 
 

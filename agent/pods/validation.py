@@ -17,7 +17,7 @@ from agent.pods.model import (
     MEMORY,
     NEAR_NODES,
     PLACEMENT,
-    PLACEMENTS,
+    Placement,
     Resources,
     is_native_resource,
     isolation_faults,
@@ -123,8 +123,8 @@ def _annotations(pod: Pod) -> Iterator[Mistake]:
     for annotation, fault in isolation_faults(pod.annotations):
         yield Mistake(join("metadata.annotations", annotation), fault)
     placement = pod.annotations.get(PLACEMENT)
-    if placement is not None and placement not in PLACEMENTS:
-        fault = f"{placement[:40]!r} is not one of {', '.join(PLACEMENTS)}"
+    if placement is not None and placement not in list(Placement):
+        fault = f"{placement[:40]!r} is not one of {', '.join(Placement)}"
         yield Mistake(join("metadata.annotations", PLACEMENT), fault)
     if fault := near_nodes_fault(pod.annotations):
         yield Mistake(join("metadata.annotations", NEAR_NODES), fault)

@@ -33,10 +33,10 @@ from agent.managers.bindings import NO_BINDINGS, Bindings
 from agent.managers.cordons import NO_CORDONS, Cordons
 from agent.managers.ledger import Ledger
 from agent.managers.memory.state import NodeMemory, memory_charge
-from agent.managers.policy import IsolationMode, Placement
+from agent.managers.policy import IsolationMode
 from agent.managers.registry import MANAGERS
 from agent.managers.versions import OLDEST
-from agent.pods.model import MEMORY
+from agent.pods.model import MEMORY, Placement
 from agent.values import Name, Saved, Size, plain
 from sysfs.mask import EMPTY, Mask
 

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit
 from agent.managers.machine import Machine
-from agent.managers.policy import Placement, TopologyManagerPolicy
-from agent.pods.model import PLACEMENT
+from agent.pods.model import PLACEMENT, Placement
 from agent.pods.validation import find_problems
 from sysfs.described import regular_host
 from sysfs.mask import Mask
@@ -22,7 +21,7 @@ from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod
 
 if TYPE_CHECKING:
-    from agent.managers.policy import TopologyManagerScope
+    from agent.managers.policy import TopologyManagerPolicy, TopologyManagerScope
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
