@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.api.documents.admissions import AdmissionDocument
-    from agent.api.slowness import Slowness
+    from agent.api.documents.slowness import Slowness
     from agent.managers.allocation import ContainerAllocation, MemoryBlock, PodAllocation
     from agent.managers.cordons import Cordons
     from agent.managers.decision import Decision, Rejection, Trace

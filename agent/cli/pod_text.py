@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from agent.api.documents.kernel import EnforcementDocument, KernelDocument
     from agent.api.documents.pods import ContainerDocument, PodDocument
-    from agent.api.slowness import Slowness
+    from agent.api.documents.slowness import Slowness
     from agent.managers.violations import Violation
 
 #: With whom a container shares its CPUs (`agent.managers.sharing.Sharing`).

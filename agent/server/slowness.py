@@ -1,8 +1,8 @@
 """Why a pod is slow: what the agent knows of its allocation, and what the kernel counts of it.
 
-In go the allocation with its judgements and who intrudes, and for one pod that somebody asks for
-what was read of its cgroups and CPUs; out come causes, a line with a figure each. Pure: nothing is
-read, kept or compared with an earlier reading, so counts are those since a cgroup was made.
+In go the allocation with its judgements and its intruders; for a single pod also what was read of
+its cgroups and CPUs. Out come causes, each a line with a figure. Pure: nothing is read, kept or
+compared with an earlier reading, so counts are those since a cgroup was made.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.api.slowness import SlowCause, Slowness
+from agent.api.documents.slowness import SlowCause, Slowness
 from agent.managers.allocation import Isolation
 from agent.pods.model import Quality
 from agent.text import some_of

@@ -15,10 +15,10 @@ from agent.api.documents.maintenance import CordonDocument
 from agent.api.documents.map import MapDocument
 from agent.api.documents.pods import JudgementDocument, PodListDocument
 from agent.api.documents.rejections import FailedPodDocument
+from agent.api.documents.slowness import SlowCause, Slowness
 from agent.api.documents.status import ConditionDocument
 from agent.api.documents.verification import IntrusionDocument
 from agent.api.map import map_of_allocations
-from agent.api.slowness import SlowCause, Slowness
 from agent.config.model import Config
 from agent.managers.admission import admit, remove
 from agent.managers.machine import Machine

@@ -13,8 +13,8 @@ from agent.api.documents.explanations import (  # noqa: TC001  # msgspec reads a
 )
 from agent.api.documents.kernel import EnforcementDocument, KernelDocument  # noqa: TC001  # same
 from agent.api.documents.rejections import FailedPodDocument  # noqa: TC001  # same
+from agent.api.documents.slowness import Slowness  # noqa: TC001  # same
 from agent.api.documents.verification import IntrusionDocument  # noqa: TC001  # same
-from agent.api.slowness import Slowness  # noqa: TC001  # same
 from agent.managers.delivery import Delivery
 from agent.managers.violations import Violation  # noqa: TC001  # same
 

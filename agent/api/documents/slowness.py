@@ -1,4 +1,4 @@
-"""What makes a pod slow, as the API and `numawarden show` have it (`agent.server.slowness`)."""
+"""What makes a pod slow. `agent.server.slowness` makes these values, documents as they are."""
 
 from __future__ import annotations
 
