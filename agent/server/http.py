@@ -27,7 +27,7 @@ _LONGEST_MESSAGE: Final = 120
 #: How many characters of a wrong value of a query parameter are shown.
 _LONGEST_VALUE: Final = 32
 _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
-#: Resources of the metrics listener, which who asks the API for them is told.
+#: Resources of the metrics listener; the API's error for them says that it has them.
 _OF_METRICS: Final = ("/metrics", "/healthz", "/readyz")
 
 

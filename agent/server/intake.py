@@ -321,7 +321,7 @@ class PodIntake:
         return EntryOutcome(self._document(key, state, message, pod), pod, generation)
 
     async def _admit(self, pod: Pod, key: str) -> AdmissionDocument:
-        """Admit a pod. If a removed entry has it still, release it there and admit it anew."""
+        """Admit a pod. If a removed entry still has it, release it there and admit it again."""
         answer = await self._admissions.admit(pod, self._source(key))
         owner = self._entry_of_admitted(pod.uid)
         if owner is None or owner.state is not EntryState.REMOVED:

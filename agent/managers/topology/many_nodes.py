@@ -359,7 +359,7 @@ class Search:
         return None
 
     def _divided_again(self, kept: tuple[_Kept, ...], at: int) -> tuple[_Kept, ...] | None:
-        """Drop one more node by dividing all dropped nodes among the resources anew."""
+        """Drop one more node by dividing all dropped nodes among the resources again."""
         dropped = sum([one.dropped for one in kept]) | self._nodes[at]
         positions = [at for at, node in enumerate(self._nodes) if node & dropped]
         if sum([resource.most_dropped(positions) for resource in self._resources]) < len(positions):
