@@ -32,7 +32,7 @@ from agent.managers.resource_manager import Held
 from agent.managers.rules import charged, released
 from agent.managers.specification import specification_of
 from agent.pods.changes import amount_of, with_resources, without_amounts
-from agent.pods.model import CPU, MEMORY, full_name, spec_text
+from agent.pods.model import CPU, MEMORY, full_name
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -79,10 +79,9 @@ def resize(rules: EffectivePolicy, ledger: Ledger, pod: Pod, keep: Mask = EMPTY)
     `keep` are CPUs that stay with their containers. A rejection is `Infeasible` if the pod could
     not have that on a host of its own, else `Deferred`. Pure; device plugins are not asked.
     """
-    existing = ledger.allocations[pod.uid]
-    if existing.spec == spec_text(pod) and not keep:
+    existing, demand = ledger.allocations[pod.uid], rules.demand(pod)
+    if existing.spec == demand.spec and not keep:
         return Decision(pod.uid, ledger, allocation=existing, already_admitted=True)
-    demand = rules.demand(pod)
     cause = next(_differences(rules, existing, demand), None)
     if cause is not None:
         return Decision(pod.uid, ledger, cause=cause, pod=pod)
@@ -105,7 +104,7 @@ def _decide(
     keep: Mask,
 ) -> Decision:
     pod, without = demand.pod, released(rules, ledger, existing.uid)
-    # Who gives something back may do so on a node that has too little for all.
+    # Only growth needs room: a pod that asks for less gets that on a node that is overcommitted.
     more = {
         name: amount
         for name, amount in demand.requests.items()
