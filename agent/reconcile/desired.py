@@ -8,9 +8,9 @@ with exclusive CPUs: one without exclusive CPUs carries the pool in its own cgro
 that inherits, unless the layout has a cgroup for all of these, which carries it. So a change of
 the pool writes the two classes and those pods, however many pods and containers there are. Three
 kinds of cgroups cannot inherit the pool and carry it themselves: a container that shares in a pod
-with exclusive CPUs, a container that was bound to a cgroup outside of its pod's, and all of a class
-in which a pod has CPUs of its own (no policy allocates them so; a recovered or imported allocation
-may).
+with exclusive CPUs, a container that was bound to a cgroup outside of its pod's, and the pods of a
+class in which a pod has CPUs of its own. The cgroup of such a class has the pool and these CPUs, so
+that it confines its pods, and the partitions beside it stay valid.
 
 The cgroup of all pods has no cpuset of its own: one that another process wrote there confines every
 pod inside.
@@ -342,13 +342,15 @@ class SharedPool(Struct, frozen=True):
     """The node's shared pool, and who carries it.
 
     `carriers` are the cgroups of the QoS classes that carry the pool, each with a final slash;
-    `whole` are all CPUs of the host, those included that a pod has and that are offline. `node` is
-    what pods together may use (`allocatable_amounts`).
+    `split` are the others, which have CPUs of their pods beside it. `whole` are all CPUs of the
+    host, those included that a pod has and that are offline. `node` is what pods together may use
+    (`allocatable_amounts`).
     """
 
     cpus: Mask
     whole: Mask
     carriers: tuple[str, ...] = ()
+    split: Mapping[str, Mask] = MappingProxyType({})
     node: Mapping[str, int] = _NO_AMOUNTS
 
     @classmethod
@@ -365,15 +367,17 @@ class SharedPool(Struct, frozen=True):
         split = classes.split_classes()
         shared = f"{identified.classes.get(Tier.SHARED, '')}/"
         pods = target.ledger.allocations
-        if len(shared) > 1 and any(
-            pods[uid].exclusive_cpus
-            for uid, located in identified.pods.items()
-            if located.cgroup.startswith(shared)
-        ):
-            split |= {Tier.SHARED}
+        if len(shared) > 1:
+            inside = (
+                pods[uid].exclusive_cpus - pods[uid].idle
+                for uid, located in identified.pods.items()
+                if located.cgroup.startswith(shared)
+            )
+            split |= {Tier.SHARED: own} if (own := _union(None, inside)) else {}
         paths = identified.classes.items()
         carriers = tuple(f"{path}/" for tier, path in paths if tier not in split)
-        return cls(target.shared_pool, whole, carriers)
+        own_sets = {path: split[tier] for tier, path in paths if tier in split}
+        return cls(target.shared_pool, whole, carriers, own_sets)
 
     def inherited(self, cgroup: str) -> Setting | None:
         """Return the setting of a cgroup that inherits the pool from a class, None outside."""
@@ -489,11 +493,10 @@ def _above_pods(
         )
         yield DesiredCgroup(setting, Role.ALL_PODS, "")
     for tier, cgroup in identified.classes.items():
-        carries = f"{cgroup}/" in pool.carriers
         setting = Setting(
             cgroup,
-            cpus=pool.cpus if carries else None,
-            whole_cpus=EMPTY if carries else pool.whole,
+            cpus=pool.cpus | pool.split.get(cgroup, EMPTY) or None,
+            whole_cpus=EMPTY if pool.cpus else pool.whole,
             whole_mems=mems,
             values=class_values(classes, tier, enforced),
         )

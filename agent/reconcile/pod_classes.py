@@ -15,6 +15,7 @@ from msgspec import Struct
 from agent.managers.ledger import differences
 from agent.pods.model import HUGEPAGES_PREFIX, MEMORY, QosClass
 from cgroupfs.names import Tier
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -81,12 +82,13 @@ class PodClasses(Struct, frozen=True):
             self.sharing.changed(filter(_shares, new), filter(_shares, gone)),
         )
 
-    def split_classes(self) -> frozenset[Tier]:
-        """Return the classes in which a pod has CPUs of its own, so that others cannot inherit.
-
-        No policy allocates them so; a recovered or imported allocation may be one.
-        """
-        return frozenset(Tier(str(self.allocations[uid].qos)) for uid in self.split)
+    def split_classes(self) -> dict[Tier, Mask]:
+        """Return the CPUs that pods have of their own, by class: in these others cannot inherit."""
+        found: dict[Tier, Mask] = {}
+        for pod in map(self.allocations.__getitem__, self.split):
+            tier = Tier(str(pod.qos))
+            found[tier] = found.get(tier, EMPTY) | pod.exclusive_cpus - pod.idle
+        return found
 
     def of_tier(self, tier: Tier) -> Requested:
         """Return what the pods of a class request, or the pods in the shared cgroup.

@@ -8,7 +8,7 @@ on it. `scope_of` returns what to observe (`AffectedPods`), by the first rule th
    where the node's capacity changed.
 2. If the change takes no CPUs from other pods: the cgroups of the pods that it concerns.
 3. Everything, if a pod of another QoS class than Guaranteed has CPUs of its own: it splits its
-   class, whose cgroup then is no boundary.
+   class, whose cgroup then is no boundary between the pods inside.
 4. Else CPUs change hands: a pod that the change concerns has exclusive CPUs, or the shared pool
    changed. Any container may run on CPUs that are about to be given away: one that started
    meanwhile, one that another process moved or widened. A former observation is not proof. But no

@@ -15,6 +15,7 @@ from agent.reconcile.enforced import EVERYTHING
 from agent.reconcile.pod_classes import NO_PODS, PodClasses, Requested
 from agent.reconcile.values import class_values, cpu_weight
 from cgroupfs.names import Tier
+from sysfs.mask import Mask
 from tests.agent.reconcile.pods import exclusive, on_host, pod
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def test_after_any_change_the_classes_are_those_of_all_pods(
         assert classes.all_guaranteed == expected.all_guaranteed
         assert (classes.guaranteed, classes.split) == (expected.guaranteed, expected.split)
         split = {Tier(str(allocations[uid].qos)) for uid in expected.split}
-        assert classes.split_classes() == split
+        assert classes.split_classes() == dict.fromkeys(split, Mask.parse("2-3"))
 
 
 def test_a_class_weighs_what_its_pods_request_together() -> None:
