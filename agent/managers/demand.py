@@ -62,7 +62,8 @@ class PodRequest(Struct, frozen=True):
 
     `pod_level`: its pod-level resources are managed (KEP-5526). `unmanaged`: it has pod-level
     resources but the gates are off, so it is admitted without alignment or exclusive resources.
-    `containers` are in the order of admission.
+    `containers` are in the order of admission. `named` are those that an annotation gives exclusive
+    CPUs in a pod of any QoS class; none in a pod with pod-level resources.
     """
 
     policy: Policy
@@ -71,6 +72,7 @@ class PodRequest(Struct, frozen=True):
     pod_level: bool
     unmanaged: bool
     containers: tuple[Container, ...]
+    named: frozenset[str] = frozenset()
 
     @property
     def from_budget(self) -> bool:
@@ -217,6 +219,7 @@ class PodDemand(Struct, frozen=True, dict=True):
             pod_level=has_budget and managed,
             unmanaged=has_budget and not managed,
             containers=self.pod.all_containers(),
+            named=frozenset() if has_budget else self.asked.named,
         )
 
     @property

@@ -467,6 +467,9 @@ def _listed(amounts: Mapping[str, Quantity]) -> str:
 REQUIRE: Final = "agent.numawarden/require"
 #: The annotation: NUMA nodes in the kernel's list format, one of which the pod has to be on.
 NEAR_NODES: Final = "agent.numawarden/near-nodes"
+#: The annotation: names of containers, separated by commas, that get exclusive CPUs in a pod of any
+#: QoS class.
+EXCLUSIVE: Final = "cpu.numawarden.dev/exclusive"
 #: The annotation: the pod's `Placement`.
 PLACEMENT: Final = "agent.numawarden/placement"
 
@@ -496,7 +499,15 @@ class Quality(StrEnum):
 
 #: The annotations that the agent reads.
 ANNOTATIONS: Final = frozenset(
-    {END, NEAR_NODES, PLACEMENT, REQUIRE, UNIT, *map(isolation_annotation, ISOLATION_ITEMS)}
+    {
+        END,
+        EXCLUSIVE,
+        NEAR_NODES,
+        PLACEMENT,
+        REQUIRE,
+        UNIT,
+        *map(isolation_annotation, ISOLATION_ITEMS),
+    }
 )
 
 
@@ -515,6 +526,11 @@ def required(annotations: Mapping[str, str]) -> frozenset[Quality]:
     return frozenset(Quality(name) for name in _names(annotations.get(REQUIRE, "")))
 
 
+def named_containers(annotations: Mapping[str, str]) -> frozenset[str]:
+    """Return the containers that the annotations give exclusive CPUs in a pod of any QoS class."""
+    return frozenset(_names(annotations.get(EXCLUSIVE, "")))
+
+
 class Asked(Struct, frozen=True):
     """What the annotations of a valid pod ask of a decision."""
 
@@ -526,6 +542,8 @@ class Asked(Struct, frozen=True):
     near_nodes: Mask = EMPTY
     #: None: that of the configuration (`agent.placement`).
     placement: Placement | None = None
+    #: The containers that get exclusive CPUs in a pod of any QoS class.
+    named: frozenset[str] = frozenset()
 
 
 _NOTHING_ASKED: Final = Asked()
@@ -537,8 +555,13 @@ def asked_by(annotations: Mapping[str, str]) -> Asked:
         return _NOTHING_ASKED
     near_nodes = Mask.parse(annotations.get(NEAR_NODES, ""))
     stated = annotations.get(PLACEMENT)
-    placement = None if stated is None else Placement(stated)
-    return Asked(isolation_of(annotations), required(annotations), near_nodes, placement)
+    return Asked(
+        isolation_of(annotations),
+        required(annotations),
+        near_nodes,
+        None if stated is None else Placement(stated),
+        named_containers(annotations),
+    )
 
 
 def near_nodes_fault(annotations: Mapping[str, str]) -> str:

@@ -68,17 +68,38 @@ def with_pod_level_limits(pod: Pod) -> Pod:
     return replace(pod, resources=Resources(requests, limits))
 
 
-def exclusive_cpu_requests(container: Container, qos: QosClass, *, pod_level: bool) -> int:
+def exclusive_cpu_requests(
+    container: Container, qos: QosClass, *, pod_level: bool, named: bool = False
+) -> int:
     """Return how many exclusive CPUs a container requests; 0 means that it shares CPUs.
 
     Only a Guaranteed pod has such containers, and only for a whole number of CPUs; in a pod with
-    pod-level resources the container itself has to be Guaranteed as well (KEP-5526).
+    pod-level resources the container itself has to be Guaranteed as well (KEP-5526). In a pod of
+    any class a container that an annotation names (`named`) is one unless it has a
+    `named_container_fault`.
     """
+    if named and named_container_fault(container) is None:
+        return _whole(container.resources.requests[CPU])
     if qos is not QosClass.GUARANTEED:
         return 0
     if pod_level and not is_container_guaranteed(container):
         return 0
     return _whole(container.resources.requests.get(CPU, ZERO))
+
+
+def named_container_fault(container: Container) -> str | None:
+    """Return why a container of a pod of any class cannot have exclusive CPUs, None if it can."""
+    request = container.resources.requests.get(CPU, ZERO)
+    limit = container.resources.limits.get(CPU, ZERO)
+    if _whole(request) <= 0:
+        return f"its cpu request {request} is not a positive whole number"
+    if request != limit:
+        return (
+            f"its cpu limit {limit} is not its request {request}"
+            if limit
+            else "it has no cpu limit"
+        )
+    return None
 
 
 def pod_exclusive_cpu_requests(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.pods.model import (
     CPU,
+    EXCLUSIVE,
     HUGEPAGES_PREFIX,
     MEMORY,
     NEAR_NODES,
@@ -23,13 +24,20 @@ from agent.pods.model import (
     isolation_faults,
     label_fault,
     lifetime_faults,
+    named_containers,
     near_nodes_fault,
     prefixed_resource_fault,
     subdomain_fault,
     uid_fault,
 )
 from agent.pods.quantity import ZERO, Quantity, QuantityError
-from agent.pods.requests import aggregate, is_memory_type, is_pod_level_resource
+from agent.pods.requests import (
+    aggregate,
+    has_pod_level_resources,
+    is_memory_type,
+    is_pod_level_resource,
+    named_container_fault,
+)
 from agent.yaml import Mistake, join, shown
 
 if TYPE_CHECKING:
@@ -128,6 +136,24 @@ def _annotations(pod: Pod) -> Iterator[Mistake]:
         yield Mistake(join("metadata.annotations", PLACEMENT), fault)
     if fault := near_nodes_fault(pod.annotations):
         yield Mistake(join("metadata.annotations", NEAR_NODES), fault)
+    for fault in _named_containers(pod) if EXCLUSIVE in pod.annotations else ():
+        yield Mistake(join("metadata.annotations", EXCLUSIVE), fault)
+
+
+def _named_containers(pod: Pod) -> Iterator[str]:
+    """Yield what is wrong with the containers that are to have exclusive CPUs."""
+    if has_pod_level_resources(pod):
+        yield "the pod's spec.resources says which containers have exclusive CPUs; leave one out"
+        return
+    containers = {container.name: container for container in pod.all_containers()}
+    names = sorted(named_containers(pod.annotations))
+    if not names:
+        yield "it names no container; leave it out or name some of the pod"
+    for name in names:
+        if name not in containers:
+            yield f"the pod has no container {shown(name)}"
+        elif fault := named_container_fault(containers[name]):
+            yield f"container {name}: {fault}; request a whole number of CPUs and limit it to that"
 
 
 def _container_names(pod: Pod) -> Iterator[Mistake]:

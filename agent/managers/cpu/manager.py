@@ -39,9 +39,13 @@ from agent.managers.policy import CpuManagerPolicy, IsolationMode
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.sharing import unused_budget
 from agent.managers.violations import ADMIT_AGAIN, Rule, Violation
-from agent.pods.model import CPU, IDLE_SIBLINGS, SMT
+from agent.pods.model import CPU, EXCLUSIVE, IDLE_SIBLINGS, SMT
 from agent.pods.quantity import MAX_INT64, ZERO
-from agent.pods.requests import exclusive_cpu_requests, pod_exclusive_cpu_requests
+from agent.pods.requests import (
+    exclusive_cpu_requests,
+    named_container_fault,
+    pod_exclusive_cpu_requests,
+)
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -170,23 +174,27 @@ def cpu_demand(request: PodRequest) -> ResourceDemand:
     In pod scope, the containers of a pod-level budget that is not a whole number get no exclusive
     CPUs (KEP-5526).
     """
-    qos, pod_level = request.qos, request.pod_level
+    qos, pod_level, names = request.qos, request.pod_level, request.named
     counts = tuple(
-        [exclusive_cpu_requests(each, qos, pod_level=pod_level) for each in request.containers]
+        [
+            exclusive_cpu_requests(each, qos, pod_level=pod_level, named=each.name in names)
+            for each in request.containers
+        ]
     )
     of_pod = pod_exclusive_cpu_requests(request.pod, qos, counts, pod_level=pod_level)
     of_pod = min(of_pod, MAX_INT64)
-    active = _why_none(request) is None and not (request.from_budget and not of_pod)
+    unserved = _why_none(request, named=bool(names)) is not None
+    active = not unserved and not (request.from_budget and not of_pod)
     exclusive = tuple([active and count > 0 for count in counts])
     return ResourceDemand(of_pod, counts, active, exclusive, CpuReasons(request, of_pod, counts))
 
 
-def _why_none(request: PodRequest) -> str | None:
-    """Return why no container of the pod may have exclusive CPUs, None when some may."""
+def _why_none(request: PodRequest, *, named: bool) -> str | None:
+    """Return why no container of the pod, or no `named` one, may have exclusive CPUs, or None."""
     kind = request.policy.cpu.policy
     if kind is not CpuManagerPolicy.STATIC:
         return f"cpuManagerPolicy is {kind}; exclusive CPUs need static"
-    return request.why_none()
+    return None if named else request.why_none()
 
 
 class CpuReasons(Struct, frozen=True):
@@ -199,9 +207,13 @@ class CpuReasons(Struct, frozen=True):
     def __getitem__(self, place: int) -> str:
         """Return the reason of the container at a place."""
         request, container = self.request, self.request.containers[place]
-        none = _why_none(request)
+        named = container.name in request.named
+        none = _why_none(request, named=named)
         if none is not None:
             return none
+        if named:
+            fault = named_container_fault(container)
+            return fault or f"named by {EXCLUSIVE}, with whole CPUs ({self.counts[place]})"
         if request.lacks_guarantee(container):
             return NOT_GUARANTEED
         if request.from_budget and not self.of_pod:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.managers.admission import admit
@@ -11,6 +12,7 @@ from agent.managers.allocation import DEVICES, CpuLimits, Isolation
 from agent.managers.demand import PodDemand
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice, Policy
 from agent.managers.registry import MANAGERS
+from agent.pods.model import EXCLUSIVE, QosClass
 from tests.agent.managers.drafts import allocated
 from tests.agent.managers.hosts import CONTAINER, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
@@ -64,6 +66,8 @@ BURSTABLE = app("a", resources("cpu=2 memory=1Gi"))
 CLASS = "the pod's QoS class is Burstable; exclusive resources need Guaranteed"
 UNEQUAL = "its requests do not equal its limits for both cpu and memory"
 ODD = guaranteed("cpu=2500m memory=4Gi")
+OWN = app("a", resources("cpu=2 memory=1Gi", "cpu=2"))
+NAMED = "named by cpu.numawarden.dev/exclusive, with whole CPUs (2)"
 
 
 @pytest.mark.parametrize(
@@ -91,6 +95,30 @@ def test_a_container_is_exclusive_or_told_why_not(
     assert (last.exclusive.get("cpu", 0), "memory" in last.exclusive) == exclusive
 
 
+# Shows in differences.md: burstable-exclusive
+@pytest.mark.parametrize(
+    ("policy", "last", "whys", "cpus"),
+    [
+        (CONTAINER_SCOPE, OWN, (CLASS, NAMED), 2),
+        (POD_SCOPE, OWN, (CLASS, NAMED), 2),
+        (POD_SCOPE, TWO, (CLASS, NAMED), 2),
+        (NOTHING, OWN, 2 * ("cpuManagerPolicy is none; exclusive CPUs need static",), 0),
+        # As a resize may ask; a manifest is invalid then.
+        (POD_SCOPE, BURSTABLE, (CLASS, "it has no cpu limit"), 0),
+        (POD_SCOPE, FRACTION, (CLASS, "its cpu request 1500m is not a positive whole number"), 0),
+    ],
+)
+def test_a_container_of_a_burstable_pod_is_exclusive_where_it_is_named(
+    policy: Policy, last: Container, whys: tuple[str, str], cpus: int
+) -> None:
+    asked = pod(app("first", guaranteed("cpu=1")), last, annotations={EXCLUSIVE: "a"})
+    demand = demand_of(policy, asked)
+    found = demand.eligibility()
+    assert tuple(each.why["cpu"] for each in found) == whys
+    assert [each.exclusive for each in found] == [{}, {"cpu": cpus} if cpus else {}]
+    assert (demand.active("cpu"), demand.active("memory")) == (policy is not NOTHING, False)
+
+
 @EVERY_SEQUENCE
 @given(rules=rule_sets(), asked=pods("u-1"))
 def test_containers_that_may_have_cpus_or_memory_get_them_and_no_others(
@@ -109,6 +137,27 @@ def test_containers_that_may_have_cpus_or_memory_get_them_and_no_others(
             assert {block.type for block in got.memory} == set(said.exclusive["memory"])
         elif decision.allocation is not None and not decision.allocation.memory:
             assert not got.memory
+
+
+# Shows in differences.md: burstable-exclusive
+@EVERY_SEQUENCE
+@given(rules=rule_sets(), cpus=st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_named_containers_get_the_cpus_that_a_guaranteed_pod_would_get(
+    rules: EffectivePolicy, cpus: list[int]
+) -> None:
+    own = [app(f"c{place}", guaranteed(f"cpu={count}")) for place, count in enumerate(cpus)]
+    names = ",".join(each.name for each in own)
+    asked = pod(app("rest", resources("cpu=100m")), *own, annotations={EXCLUSIVE: names})
+    twin = replace(asked, status_qos=QosClass.GUARANTEED, annotations={})
+    found, expected = (admit(rules, rules.empty_ledger(), each) for each in (asked, twin))
+    assert found.admitted == expected.admitted
+    if found.allocation is None or expected.allocation is None:
+        return
+    assert found.allocation.qos is QosClass.BURSTABLE
+    assert [one.cpus for one in found.allocation.containers] == [
+        one.cpus for one in expected.allocation.containers
+    ]
+    assert found.allocation.containers[0].isolation is Isolation.HOST
 
 
 _GIB = 1 << 30

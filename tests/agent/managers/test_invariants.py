@@ -32,8 +32,8 @@ from agent.managers.memory.state import memory_charge
 from agent.managers.policy import PluginDevice, TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.resize import OtherAmounts, resize
 from agent.managers.rules import restored
-from agent.pods.model import ContainerKind
-from agent.pods.requests import is_container_guaranteed
+from agent.pods.model import EXCLUSIVE, ContainerKind
+from agent.pods.requests import is_container_guaranteed, named_container_fault
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import GIB, make_rules
 from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
@@ -154,13 +154,20 @@ def containers(draw: st.DrawFn, name: str) -> Container:
 
 @st.composite
 def pods(draw: st.DrawFn, uid: str = "u") -> Pod:
-    """Draw a pod of one to four containers, half of them with a budget of its own."""
+    """Draw a pod of one to four containers, half of them with a budget of its own.
+
+    Of the others some have exclusive CPUs in any QoS class.
+    """
     names = [f"c{number}" for number in range(draw(st.integers(1, 4)))]
-    budget = None
+    budget, annotations = None, {}
     if draw(st.booleans()):
         cpu = draw(st.integers(1, 10))
         budget = guaranteed(f"cpu={cpu} memory={draw(st.integers(1, 12))}Gi")
-    return pod(*(draw(containers(name)) for name in names), of_pod=budget, uid=uid)
+    members = [draw(containers(name)) for name in names]
+    able = [each.name for each in members if named_container_fault(each) is None]
+    if able and budget is None and draw(st.booleans()):
+        annotations = {EXCLUSIVE: ",".join(draw(st.sets(st.sampled_from(able), min_size=1)))}
+    return pod(*members, of_pod=budget, uid=uid, annotations=annotations)
 
 
 @st.composite

@@ -9,6 +9,7 @@ import pytest
 from agent.pods.manifest import load_pod
 from agent.pods.model import (
     END,
+    EXCLUSIVE,
     INTERRUPTS,
     MEMORY_CLASSES,
     NEAR_NODES,
@@ -66,6 +67,9 @@ def test_a_pod_lasts_as_its_annotations_say(
         ({isolation_annotation(MEMORY_CLASSES): "dram," * 300}, 1, "it has 1500 characters"),
         ({NEAR_NODES: "eth0"}, 1, "near-nodes"),
         ({NEAR_NODES: ""}, 1, "it lists no node"),
+        ({EXCLUSIVE: " , "}, 1, "it names no container; leave it out or name some"),
+        ({EXCLUSIVE: "c0,proxy"}, 1, 'the pod has no container "proxy"'),
+        ({EXCLUSIVE: "c0"}, 1, "container c0: its cpu request 0 is not a positive whole number"),
     ],
 )
 def test_an_annotation_without_meaning_is_a_mistake_of_its_manifest(

@@ -88,6 +88,16 @@ QUOTAS: Final[Mapping[str, tuple[PodAllocation, int | None, dict[str, int | None
         pod(exclusive("a", "2-3"), pod_shared("b", "4-5"), cpus="2-5", limit=4000), MAX,
         {"a": MAX},
     ),
+    # A Burstable pod, whose limit is the sum over its containers.
+    "an exclusive container beside others with limits": (
+        pod(exclusive("db", "2-3"), on_host("a", request=250, limit=1000),
+            on_host("b", limit=500), limit=3500),
+        MAX, {"db": MAX, "a": 100_000, "b": 50_000},
+    ),
+    "an exclusive container beside one without a limit": (
+        pod(exclusive("db", "2-3"), on_host("a", limit=1000), on_host("b")),
+        MAX, {"db": MAX, "a": 100_000},
+    ),
     # Of 4 CPUs an init container has 3 while the sidecar runs beside it; later an app has 1.
     "a sidecar beside an init container and an app": (
         pod(on_host("proxy", kind=SIDECAR), exclusive("setup", "1-3", kind=INIT),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from agent.config.isolation import PartitionMode
 from agent.config.model import CgroupDriver
 from agent.managers.policy import IsolationMode
 from sysfs.mask import Mask
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 OTHER = "88888888-2222-3333-4444-555555555555"
 POOL_UID = "77777777-2222-3333-4444-555555555555"
+CACHE = "66666666-2222-3333-4444-555555555555"
+LATE = "99999999-2222-3333-4444-555555555555"
 
 
 @pytest.fixture(params=list(CgroupDriver))
@@ -125,5 +128,57 @@ def test_a_set_that_another_process_wrote_is_reported_and_neutralized(
         # The set of all CPUs is as good as none, whatever becomes of the pool.
         await controller.remove(OTHER)
         assert effective_cpus(site.kernel, cgroup) == str(controller.state.shared_cpus)
+
+    with_agent(site, live)
+
+
+def test_a_burstable_pod_with_cpus_of_its_own_takes_the_pool_from_its_class(site: Site) -> None:
+    async def live(controller: Controller) -> None:
+        web, exact, _ = await fill(site, controller)
+        cache = pod_of("cache", CACHE, "main=2 log~1", named="main")
+        assert (await controller.admit(cache)).admitted
+        pod = controller.state.ledger.allocations[CACHE]
+        home = site.home(pod)
+        assert home.rpartition("/")[0] == web.rpartition("/")[0]
+        for name in ("main", "log"):
+            site.start(home, name)
+        await controller.reconcile()
+        assert wrongs(site, controller) == []
+        pool = str(controller.state.shared_cpus)
+        insides = [site.container(*each) for each in ((web, "web"), (home, "main"), (home, "log"))]
+        found = [effective_cpus(site.kernel, path) for path in (web, exact, *insides)]
+        assert found == [pool, pool, pool, str(pod.exclusive_cpus), pool]
+        both = str(controller.state.shared_cpus | pod.exclusive_cpus)
+        assert own_sets(site, web.rpartition("/")[0], web, insides[0]) == [both, pool, ""]
+        # One more pod of the class is confined before it starts.
+        late = pod_of("late", LATE, "late~1")
+        await controller.admit(late)
+        path = site.home(controller.state.ledger.allocations[LATE])
+        assert effective_cpus(site.kernel, path) == pool
+        await controller.remove(CACHE)
+        for name in insides[1:]:
+            site.end(name)
+        await controller.reconcile()
+        pool = str(controller.state.shared_cpus)
+        assert own_sets(site, web.rpartition("/")[0]) == [pool]
+        assert effective_cpus(site.kernel, insides[0]) == pool
+        assert wrongs(site, controller) == []
+
+    with_agent(site, live)
+
+
+def test_partitions_stay_valid_beside_a_class_with_cpus_of_its_pods(site: Site) -> None:
+    config = site.config
+    isolation = replace(config.agent.isolation, partitions=PartitionMode.ROOT)
+    site = make_site(replace(config, agent=replace(config.agent, isolation=isolation)))
+
+    async def live(controller: Controller) -> None:
+        *_, own = await fill(site, controller)
+        await controller.admit(pod_of("cache", CACHE, "main=2 log~1", named="main"))
+        await controller.admit(pod_of("late", LATE, "main=2"))
+        late = site.home(controller.state.ledger.allocations[LATE])
+        assert (await controller.reconcile()).found == {}
+        found = [site.kernel.read(path, "cpuset.cpus.partition") for path in (own, late)]
+        assert found == ["root\n", "root\n"]
 
     with_agent(site, live)

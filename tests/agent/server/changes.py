@@ -41,6 +41,8 @@ PODS: Final = (
 )
 WITH_DEVICE: Final = pod_of("device", NEW, "own=2+")
 NEW_POD: Final = pod_of("new", NEW, "own=2 rest more", budget="4")
+#: Its class, in which another pod runs, can no longer have the shared pool.
+BURSTABLE: Final = pod_of("burstable", NEW, "own=2 rest~1", named="own")
 #: Take the place of a pod with CPUs of its own, whose processes run on.
 IN_PLACE: Final = pod_of("mixed", NEW, "own=2 rest", budget="3")
 IN_PLACE_OF_BOUND: Final = pod_of("exclusive", NEW, "main=3")
@@ -184,6 +186,11 @@ def _after(first: Change, then: Change) -> Change:
 
 CHANGES: Final = {
     "admit": Change(lambda controller, _: controller.admit(NEW_POD)),
+    "admit-burstable": Change(lambda controller, _: controller.admit(BURSTABLE)),
+    "remove-burstable": _after(
+        Change(lambda controller, _: controller.admit(BURSTABLE)),
+        Change(lambda controller, _: controller.remove(NEW)),
+    ),
     "deliver": Change(_deliver),
     "replace": Change(lambda controller, _: controller.admit(IN_PLACE, replace_pod=True)),
     "replace-bound": Change(

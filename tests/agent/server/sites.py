@@ -20,6 +20,7 @@ from agent.config.model import CgroupDriver, Config
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import MemoryManagerPolicy, PluginDevice, TopologyManagerScope
 from agent.pods.manifest import load_pod
+from agent.pods.model import EXCLUSIVE
 from agent.pods.quantity import Quantity
 from agent.reconcile.placement import pod_cgroup
 from agent.reconcile.withheld import read_withheld
@@ -349,14 +350,16 @@ def _pod_of(site: Site, path: str) -> str:
     return ""
 
 
-def pod_of(name: str, uid: str, containers: str, budget: str = "") -> Pod:
+def pod_of(name: str, uid: str, containers: str, budget: str = "", named: str = "") -> Pod:
     """Return a pod of containers `name=cpu` with 1Gi each; `name` alone asks for nothing.
 
     `name~cpu` asks for CPUs without a limit, `name=cpu+` for a `DEVICE` too, `!name=cpu` is an init
-    container. `budget` is the pod's own cpu.
+    container. `budget` is the pod's own cpu; `named` containers have exclusive CPUs in any class.
     """
     lines = ["apiVersion: v1", "kind: Pod", "metadata:"]
-    lines += [f"  name: {name}", f"  uid: {uid}", "spec:"]
+    lines += [f"  name: {name}", f"  uid: {uid}"]
+    lines += [f"  annotations: {{{EXCLUSIVE}: '{named}'}}"] if named else []
+    lines.append("spec:")
     if budget:
         total = f"{{cpu: '{budget}', memory: 2Gi}}"
         lines.append(f"  resources: {{requests: {total}, limits: {total}}}")

@@ -31,17 +31,19 @@ MIXED: Final = next(example for example in POD_SCOPE if example.name == "pod-sco
 GROWING: Final = "growing"
 UID: Final = single.uid_of(GROWING)
 FILED: Final = "filed"
+NAMED: Final = "named"
 #: Resizes amid which the agent is killed, each a little later than the one before.
 KILLS: Final = 6
 GIB: Final = 1 << 30
 
 
 def run(guest: Guest) -> None:
-    """Resize a pod, a slice and a budget; kill the agent amid it; edit a manifest file."""
+    """Resize a pod, a slice, a budget, a Burstable pod; kill the agent; edit a manifest file."""
     agent = Agent(guest, staticPodPath=str(DIRECTORY))
     agent.start()
     _container(guest.checks, agent)
     _budget(guest.checks, agent)
+    _burstable(guest.checks, agent)
     _file(guest.checks, agent)
 
 
@@ -181,6 +183,37 @@ def _budget(checks: Checks, agent: Agent) -> None:
     checks.equal("to what it was", kernel.affinity(rest.pid) | now, first | pool)
     stop_unit(*names[:2])
     agent.remove(MIXED.uid)
+
+
+def _burstable(checks: Checks, agent: Agent) -> None:
+    """Give a container of a Burstable pod CPUs that a pod of the same class loses, and more."""
+    shared, named = single.pod("shared", 1, "64Mi"), single.pod(NAMED, 2, "64Mi")
+    shared["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "10m"}}
+    named["metadata"]["annotations"] = {"cpu.numawarden.dev/exclusive": "app"}
+    del named["spec"]["containers"][0]["resources"]["limits"]["memory"]
+    single.admit(checks, agent, shared)
+    with single.running(agent, "shared") as other:
+        single.admit(checks, agent, named)
+        above = agent.cgroup_of(single.uid_of(NAMED)).path.parent
+        checks.equal("both are of one class", other.cgroup.path.parent.parent, above)
+        with single.running(agent, NAMED) as own, _watched(checks, own.pid, other.pid):
+            checks.eventually("a Burstable pod has CPUs", lambda: len(kernel.affinity(own.pid)), 2)
+            first = kernel.affinity(own.pid)
+            pool = machine.cpus() - first
+            checks.equal("which its class keeps off", kernel.affinity(other.pid), pool)
+            checks.equal("it has no quota", own.cgroup.millicores, None)
+            status, answer = _resize(single.uid_of(NAMED), cpus="4")
+            checks.equal("it grows", status, http.client.OK, answer)
+            now = kernel.affinity(own.pid)
+            checks.check("and has four CPUs", first < now and len(now) == len(first) + 2, now)
+            agent.restart()
+            checks.equal("a restart changes nothing", kernel.affinity(own.pid), now)
+            checks.equal("no cgroup differs", agent.differences(), [])
+        agent.remove(single.uid_of(NAMED))
+        checks.eventually(
+            "then the class has all", lambda: kernel.affinity(other.pid), pool | first
+        )
+    agent.remove(single.uid_of("shared"))
 
 
 def _file(checks: Checks, agent: Agent) -> None:
