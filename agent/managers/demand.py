@@ -22,6 +22,7 @@ from agent.managers.allocation import (
     PodAllocation,
 )
 from agent.managers.topology.hint import NO_AFFINITY, Hint
+from agent.pods.changes import with_whole_cores
 from agent.pods.model import (
     CPU,
     HUGEPAGES_PREFIX,
@@ -201,7 +202,15 @@ class PodDemand(Struct, frozen=True, dict=True):
     policy: Policy
     #: The managers that `parts` are of.
     managers: Sequence[Demanding]
+    #: As the manifest has it.
     pod: Pod
+    #: The host's (`CpuTopology.cpus_per_core`), for pods that ask for whole cores.
+    cpus_per_core: int = 1
+
+    @cached_property
+    def effective(self) -> Pod:
+        """The pod with the amounts that count: those of the manifest, or rounded up to cores."""
+        return with_whole_cores(self.pod, self.cpus_per_core) if self.asked.round_up else self.pod
 
     @cached_property
     def request(self) -> PodRequest:
@@ -211,14 +220,14 @@ class PodDemand(Struct, frozen=True, dict=True):
         # Not by the manifest's reader: the digest of a specification is the same under every
         # version.
         by_version = has_budget and gates.pod_level_resources_fix_defaulting
-        defaulted = with_pod_level_limits(self.pod) if by_version else self.pod
+        defaulted = with_pod_level_limits(self.effective) if by_version else self.effective
         return PodRequest(
             policy=self.policy,
             pod=defaulted,
             qos=qos_class(defaulted, pod_level_resources=gates.pod_level_resources),
             pod_level=has_budget and managed,
             unmanaged=has_budget and not managed,
-            containers=self.pod.all_containers(),
+            containers=self.effective.all_containers(),
             named=frozenset() if has_budget else self.asked.named,
         )
 
@@ -249,7 +258,7 @@ class PodDemand(Struct, frozen=True, dict=True):
         of_pod = self.policy.gates.pod_level_resources
         return {
             name: amount.milli_value if name == CPU else amount.value
-            for name, amount in pod_requests(self.pod, pod_level_resources=of_pod).items()
+            for name, amount in pod_requests(self.effective, pod_level_resources=of_pod).items()
         }
 
     @cached_property

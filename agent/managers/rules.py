@@ -65,7 +65,7 @@ class EffectivePolicy(HostPolicy, frozen=True, dict=True):
 
     def demand(self, pod: Pod) -> PodDemand:
         """Return what a pod demands of the managers, and what each of them may allocate to it."""
-        return PodDemand(self.policy, self.managers, pod)
+        return PodDemand(self.policy, self.managers, pod, self.machine.cpus.cpus_per_core)
 
     def draft(self, ledger: Ledger, demand: PodDemand) -> Draft:
         """Return the draft of a pod without any allocation yet."""

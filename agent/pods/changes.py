@@ -57,6 +57,24 @@ def quantity_of(resource: str, amount: int) -> Quantity:
     return Quantity.of_bytes(amount) if is_memory_type(resource) else Quantity.of(amount)
 
 
+def with_whole_cores(pod: Pod, cpus_per_core: int) -> Pod:
+    """Return the pod with whole cores in place of each whole number of CPUs, rounded up.
+
+    So it is with containers and the pod level that are limited to what they request.
+    """
+
+    def changed(resources: Resources) -> Resources:
+        request, limit = resources.requests.get(CPU), resources.limits.get(CPU)
+        if request is None or request != limit or not request.is_whole:
+            return resources
+        cores = -(-request.value // cpus_per_core)
+        return _with_amount(resources, CPU, 1000 * cores * cpus_per_core)
+
+    if pod.resources is not None:
+        pod = replace(pod, resources=changed(pod.resources))
+    return _with_containers(pod, lambda each: replace(each, resources=changed(each.resources)))
+
+
 def with_limits_as_requests(pod: Pod) -> Pod:
     """Return the pod with the CPU and memory limits of each container equal to its requests.
 

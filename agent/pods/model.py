@@ -470,6 +470,9 @@ NEAR_NODES: Final = "agent.numawarden/near-nodes"
 #: The annotation: names of containers, separated by commas, that get exclusive CPUs in a pod of any
 #: QoS class.
 EXCLUSIVE: Final = "cpu.numawarden.dev/exclusive"
+#: The annotation: what whole numbers of CPUs are rounded up to.
+ROUND_UP: Final = "cpu.numawarden.dev/round-up"
+CORES: Final = "cores"
 #: The annotation: the pod's `Placement`.
 PLACEMENT: Final = "agent.numawarden/placement"
 
@@ -505,6 +508,7 @@ ANNOTATIONS: Final = frozenset(
         NEAR_NODES,
         PLACEMENT,
         REQUIRE,
+        ROUND_UP,
         UNIT,
         *map(isolation_annotation, ISOLATION_ITEMS),
     }
@@ -544,6 +548,8 @@ class Asked(Struct, frozen=True):
     placement: Placement | None = None
     #: The containers that get exclusive CPUs in a pod of any QoS class.
     named: frozenset[str] = frozenset()
+    #: Whether whole numbers of CPUs are rounded up to whole cores.
+    round_up: bool = False
 
 
 _NOTHING_ASKED: Final = Asked()
@@ -561,6 +567,7 @@ def asked_by(annotations: Mapping[str, str]) -> Asked:
         near_nodes,
         None if stated is None else Placement(stated),
         named_containers(annotations),
+        ROUND_UP in annotations,
     )
 
 

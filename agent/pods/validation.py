@@ -12,12 +12,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from agent.pods.model import (
+    CORES,
     CPU,
     EXCLUSIVE,
     HUGEPAGES_PREFIX,
     MEMORY,
     NEAR_NODES,
     PLACEMENT,
+    ROUND_UP,
     Placement,
     Resources,
     is_native_resource,
@@ -136,6 +138,8 @@ def _annotations(pod: Pod) -> Iterator[Mistake]:
         yield Mistake(join("metadata.annotations", PLACEMENT), fault)
     if fault := near_nodes_fault(pod.annotations):
         yield Mistake(join("metadata.annotations", NEAR_NODES), fault)
+    if (rounding := pod.annotations.get(ROUND_UP, CORES)) != CORES:
+        yield Mistake(join("metadata.annotations", ROUND_UP), f"{rounding[:40]!r} is not {CORES}")
     for fault in _named_containers(pod) if EXCLUSIVE in pod.annotations else ():
         yield Mistake(join("metadata.annotations", EXCLUSIVE), fault)
 

@@ -12,9 +12,9 @@ from agent.managers.allocation import DEVICES, CpuLimits, Isolation
 from agent.managers.demand import PodDemand
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice, Policy
 from agent.managers.registry import MANAGERS
-from agent.pods.model import EXCLUSIVE, QosClass
+from agent.pods.model import EXCLUSIVE, ROUND_UP, QosClass
 from tests.agent.managers.drafts import allocated
-from tests.agent.managers.hosts import CONTAINER, make_rules
+from tests.agent.managers.hosts import CONTAINER, SMT, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import amounts, app, guaranteed, init, pod, resources
 
@@ -158,6 +158,55 @@ def test_named_containers_get_the_cpus_that_a_guaranteed_pod_would_get(
         one.cpus for one in expected.allocation.containers
     ]
     assert found.allocation.containers[0].isolation is Isolation.HOST
+
+
+# Shows in differences.md: round-up
+@pytest.mark.parametrize(
+    ("asked", "of_pod", "of_containers", "millis"),
+    [
+        ((guaranteed("cpu=3 memory=1Gi"),), 4, [4], 4000),
+        ((guaranteed("cpu=4 memory=1Gi"),), 4, [4], 4000),
+        ((guaranteed("cpu=1 memory=1Gi"), guaranteed("cpu=3 memory=1Gi")), 6, [2, 4], 6000),
+        # What shares CPUs stays as it is.
+        ((guaranteed("cpu=3 memory=1Gi"), guaranteed("cpu=500m memory=1Gi")), 4, [4, 0], 4500),
+        ((guaranteed("cpu=1 memory=1Gi"), resources("cpu=1", "cpu=2")), 2, [2, 0], 3000),
+    ],
+)
+def test_whole_numbers_of_cpus_are_rounded_up_to_whole_cores_where_that_is_asked_for(
+    asked: tuple[Resources, ...], of_pod: int, of_containers: list[int], millis: int
+) -> None:
+    containers = [app(f"c{place}", each) for place, each in enumerate(asked)]
+    named = {EXCLUSIVE: "c0", ROUND_UP: "cores"}
+    rules = make_rules(SMT, scope=CONTAINER, memory=False)
+    decision = admit(rules, rules.empty_ledger(), pod(*containers, annotations=named))
+    assert decision.demand is not None
+    demand = decision.demand
+    assert demand.cpus == of_pod
+    assert [each.cpus if each.may_have("cpu") else 0 for each in demand.containers] == of_containers
+    assert demand.requests["cpu"] == millis
+    (allocation,) = decision.ledger.allocations.values()
+    assert len(allocation.exclusive_cpus) == of_pod
+    assert allocation.node_requests["cpu"] == millis
+    # Asked once more, it is the same pod.
+    again = admit(rules, decision.ledger, pod(*containers, annotations=named))
+    assert again.already_admitted
+
+
+def test_a_budget_is_rounded_up_with_its_slices() -> None:
+    asked = pod(
+        app("a", guaranteed("cpu=1 memory=1Gi")),
+        app("b"),
+        of_pod=guaranteed("cpu=5 memory=2Gi"),
+        annotations={ROUND_UP: "cores"},
+    )
+    rules = make_rules(SMT, memory=False)
+    (allocation,) = admit(rules, rules.empty_ledger(), asked).ledger.allocations.values()
+    assert allocation.cpus is not None
+    assert [len(allocation.cpus), *(len(one.cpus or ()) for one in allocation.containers)] == [
+        6,
+        2,
+        4,
+    ]
 
 
 _GIB = 1 << 30
