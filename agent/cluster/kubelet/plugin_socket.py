@@ -11,6 +11,7 @@ link was removed, one call makes it again.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final
 
 from agent.files import risk_above, risk_of
@@ -96,10 +97,10 @@ class PluginSocket:
 
     async def _start(self) -> None:
         await self._stop()
-        length = max(len(str(path).encode()) for path in (self._bound, self.path))
+        length, longest = max((len(os.fsencode(path)), path) for path in (self._bound, self.path))
         if length > LONGEST_SOCKET:
             raise PluginSocketError(
-                f"the path {self._bound} has {length} bytes, a socket's has at most "
+                f"the path {longest} has {length} bytes, a socket's has at most "
                 f"{LONGEST_SOCKET}; a kubelet's directory (agent.kubelet.directory) needs a "
                 "shorter path"
             )

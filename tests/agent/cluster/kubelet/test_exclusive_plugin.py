@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import tempfile
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
 from structlog.testing import capture_logs
 
 from agent.cluster.kubelet.exclusive_plugin import DECIDING_SECONDS, PERIOD, SLOTS, ExclusivePlugin
+from agent.cluster.kubelet.plugin_socket import PluginSocket, PluginSocketError
 from agent.rpc.calls import CallError
 from agent.rpc.client import Client
 from agent.rpc.device_plugins import DEVICE_PLUGIN, V1BETA1
@@ -21,7 +24,6 @@ from tests.fakes.device_manager import FakeDeviceManager
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
 RESOURCE: Final = "numawarden.dev/exclusive"
 
@@ -286,6 +288,15 @@ async def test_a_path_that_no_socket_can_have_is_a_condition(tmp_path: Path) -> 
     async with served(tmp_path / ("long" * 25)) as running:
         line = await running.condition()
         assert "a socket's has at most 107" in line
+
+
+@pytest.mark.parametrize(("name", "longest"), [("n" * 100, "n" * 100), ("n", "plugin.sock")])
+async def test_the_path_that_is_too_long_is_the_one_that_is_named(name: str, longest: str) -> None:
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp", suffix="d" * 85 * (name == "n")) as directory,
+        pytest.raises(PluginSocketError, match=rf"/{longest} has 1\d\d bytes"),
+    ):
+        await PluginSocket(Path(directory), name, lambda _: pytest.fail("bound")).serve()
 
 
 async def test_only_the_owner_can_call_and_the_sockets_go_with_the_agent(tmp_path: Path) -> None:
