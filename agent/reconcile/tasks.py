@@ -1,12 +1,13 @@
 """Intruding tasks: tasks that may run on the exclusive CPUs of a pod they do not belong to.
 
-Every thread counts whose affinity (`sched_getaffinity(2)`) includes an exclusive CPU and whose
-process lives outside the cgroups of the pod that has the CPU. Kernel threads bound to a single CPU
-(`ksoftirqd/3`, `migration/3`) do not count: no setting moves them. Other kernel threads are marked
-as such, since cpusets do not confine them; partitions and `agent.isolation.kernelThreads` do.
+A thread counts if its affinity (`sched_getaffinity(2)`) includes an exclusive CPU and its process
+lives outside the cgroups of the pod that has the CPU. Kernel threads bound to a single CPU
+(`ksoftirqd/3`, `migration/3`) do not count: no setting moves them. Other kernel threads are a kind
+of their own: they live in the root cgroup, so only a partition, which takes its CPUs from the root,
+or `agent.isolation.kernelThreads` keeps them off.
 
-A task that may run on every CPU was never confined, like the whole system as long as nothing keeps
-it off the exclusive CPUs. Such a task is distinguished from a task that was placed on these CPUs.
+A task is unconfined if it may run on every online CPU that no partition has: nothing ever kept it
+off the exclusive CPUs. Any other task was placed on them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+#: The pid of kthreadd, the parent of all kernel threads.
 _KTHREADD: Final = 2
 LONGEST_NAME: Final = 64
 
@@ -60,18 +62,15 @@ class ExclusiveTerritory(Struct, frozen=True):
 class IntruderKind(StrEnum):
     """How a task came to be allowed on the CPUs of a pod."""
 
-    #: It was placed there: it may not run on every CPU.
+    #: The task was placed there.
     CONFINED = "confined"
-    #: It may run on every CPU, as any task that nothing keeps off.
+    #: Nothing confines the task (the head of this module).
     UNCONFINED = "unconfined"
     KERNEL = "kernel"
 
 
 class IntrudingTask(Struct, frozen=True):
-    """A task, the exclusive CPUs of other pods that it may use, and the uids of these pods.
-
-    `confined` is False when the task may run on every online CPU that no partition has.
-    """
+    """A task, the exclusive CPUs of other pods that it may use, and the uids of these pods."""
 
     task: Task
     cpus: Mask
@@ -91,11 +90,11 @@ def intruding_tasks(
 ) -> tuple[IntrudingTask, ...]:
     """Return the tasks that may run on CPUs of pods they do not belong to.
 
-    `unconfined` are the CPUs of a task that nothing confines.
+    `unconfined` are the online CPUs that no partition has.
     """
-    lands = tuple(territories)
+    every = tuple(territories)
     return tuple(
-        found for task in tasks if (found := _intruding(task, lands, unconfined)) is not None
+        found for task in tasks if (found := _intruding(task, every, unconfined)) is not None
     )
 
 
@@ -112,6 +111,7 @@ class Intruders(Struct, frozen=True):
     def of(cls, found: Collection[IntrudingTask]) -> Intruders:
         """Return what these tasks are together."""
         placed = [each for each in found if each.kind is IntruderKind.CONFINED]
+        # Reversed: the last value of a key stays, and that is the first task.
         first = {(each.task.cgroup, each.cpus): each for each in reversed(placed)}
         return cls(count_threads(found), tuple(first.values()))
 
@@ -125,18 +125,22 @@ def count_threads(found: Iterable[IntrudingTask]) -> Mapping[str, int]:
 
 
 def _intruding(
-    task: Task, lands: Iterable[ExclusiveTerritory], unconfined: Mask
+    task: Task, territories: Iterable[ExclusiveTerritory], unconfined: Mask
 ) -> IntrudingTask | None:
     if task.kernel and len(task.affinity) == 1:
         return None
-    entered = [land for land in lands if land.cpus & task.affinity and not land.holds(task.cgroup)]
+    entered = [
+        territory
+        for territory in territories
+        if territory.cpus & task.affinity and not territory.holds(task.cgroup)
+    ]
     cpus = EMPTY
-    for land in entered:
-        cpus |= land.cpus & task.affinity
+    for territory in entered:
+        cpus |= territory.cpus & task.affinity
     if not cpus:
         return None
     confined = not unconfined <= task.affinity
-    return IntrudingTask(task, cpus, tuple(land.pod for land in entered), confined)
+    return IntrudingTask(task, cpus, tuple(territory.pod for territory in entered), confined)
 
 
 def read_tasks(proc: Path) -> Iterator[Task]:
@@ -149,15 +153,14 @@ def read_tasks(proc: Path) -> Iterator[Task]:
     for process in psutil.process_iter(("name", "ppid")):
         pid = process.pid
         kernel = _KTHREADD in (pid, process.info["ppid"])
-        for affinity, threads in _affinities(proc, pid).items():
-            yield Task(
-                pid,
-                printable(process.info["name"] or "", LONGEST_NAME),
-                affinity,
-                None if kernel else _cgroup(proc, pid),
-                threads,
-                kernel,
-            )
+        affinities = _affinities(proc, pid)
+        # After the affinities: a process that a runtime places meanwhile is in its pod by now.
+        cgroup = None if kernel else _cgroup(proc, pid)
+        if cgroup is None and not (proc / str(pid) / "cgroup").exists():  # the process has ended
+            continue
+        name = printable(process.info["name"] or "", LONGEST_NAME)
+        for affinity, threads in affinities.items():
+            yield Task(pid, name, affinity, cgroup, threads, kernel)
 
 
 def _affinities(proc: Path, pid: int) -> Mapping[Mask, int]:

@@ -110,6 +110,11 @@ def test_a_process_with_a_name_that_is_not_text_is_reported_on_one_line() -> Non
     assert names == ["\\xff\\x1b[2J\\nroot"]
 
 
+def test_a_process_that_ends_after_its_affinity_was_read_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / str(os.getpid()) / "task" / str(os.getpid())).mkdir(parents=True)
+    assert not list(read_tasks(tmp_path))
+
+
 def test_a_process_whose_cgroup_is_not_text_is_in_no_known_one(tmp_path: Path) -> None:
     own = tmp_path / str(os.getpid())
     (own / "task" / str(os.getpid())).mkdir(parents=True)
