@@ -1,12 +1,12 @@
-"""The loops of a running agent: what is repeated, what watches a stream, what serves.
+"""The loops of a running agent: they repeat actions, watch streams and run parts that serve.
 
-In go actions and streams of a service; out comes that none of them ends the agent or ends unseen:
+No action, stream or part ends the agent, and none ends unseen:
 
-- an action that fails is a condition until it succeeds (`attempt`), and is done again at its next
-  time (`repeat`);
+- an action that fails is a condition until it succeeds (`attempt`), and runs again at its next time
+  (`repeat`);
 - a stream of changes that ends or fails is opened again (`pump`);
 - a part that serves and fails is started again (`keep`);
-- a loop that ends all the same is known by its name (`never_ending`), and so is one that is stuck.
+- a loop that ends nevertheless is reported by its name (`never_ending`), as is one that is stuck.
 
 Only a stop of the agent cancels a loop: a cancelled action is a failed action.
 """
@@ -35,8 +35,8 @@ log = structlog.get_logger(__name__)
 SETTLE_SECONDS: Final = 0.1
 #: The shortest interval between two runs of a periodic action that changes trigger, in seconds.
 SPACING_SECONDS: Final = 0.5
-#: How long to wait before a stream of changes is opened again that ended, as it does without its
-#: directory, and before one that failed, in seconds.
+#: How long to wait before a stream of changes is opened again, in seconds: after it ended, as it
+#: does without its directory, and after it failed.
 ENDED_SECONDS: Final = 1.0
 REOPEN_SECONDS: Final = 60.0
 
@@ -85,8 +85,8 @@ class Loops:
     async def attempt(self, action: Callable[[], Awaitable[None]], subject: str) -> None:
         """Run an action; a failure is a condition until a later run succeeds.
 
-        An expected failure is logged once as long as it stays the same. An action that the line no
-        longer takes, since the agent stops, has not failed.
+        An expected failure is logged once as long as it stays the same. When
+        the agent stops, its queue takes no more actions; that is no failure.
         """
         try:
             await uncancelled(action())
@@ -109,7 +109,8 @@ class Loops:
     ) -> None:
         """Request an action whenever a stream yields; open the stream again after its end.
 
-        It is requested also then: changes may have been missed. A failure is a condition meanwhile.
+        The end of a stream requests the action, too: changes may have been missed. A failure is a
+        condition until the stream is opened again; no stream says that it works.
         """
         while True:
             reason = ""
@@ -130,7 +131,7 @@ class Loops:
             await self._clock.sleep(REOPEN_SECONDS if reason else ENDED_SECONDS)
 
     async def never_ending(self, name: str, loop: Coroutine[None, None, None]) -> None:
-        """Run a loop that is to run as long as the agent; if it ends, its part has ended."""
+        """Run a loop that should not end while the agent runs; its end is a failure of its part."""
         why = "it returned"
         try:
             await uncancelled(loop)
@@ -146,14 +147,16 @@ class Loops:
         serve: Callable[[], Awaitable[None]],
         failed: Callable[[], None] | None = None,
     ) -> None:
-        """Run what serves until the agent stops; start it again `REOPEN_SECONDS` after its end.
+        """Run `serve` until the agent stops, again `REOPEN_SECONDS` after each end.
 
-        Its end is a condition meanwhile, which names the `consequence`; `failed` is called then.
+        An end is logged, calls `failed` and is a condition until the next start; the condition
+        names the `consequence`.
         """
         while True:
             try:
                 await uncancelled(serve())
                 reason = "it ended by itself"
+                log.error("part of the agent ended", what=name, why=reason)
             except Exception as error:  # a mistake in one part must not end the agent
                 reason = f"internal error ({type(error).__name__}: {error}); see the agent log"
                 log.exception("part of the agent failed", what=name)
