@@ -12,6 +12,7 @@ from agent.devices.provider import DeviceError
 from agent.managers.machine import Machine
 from agent.managers.policy import CpuPolicy, PluginDevice
 from agent.pods.manifest import load_pod
+from agent.pods.model import EXCLUSIVE
 from agent.reconcile.start_checks import make_layout
 from agent.server.configured import ConfiguredHost
 from agent.sources.source import SourceEntry, SourceReading
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from agent.managers.delivery import Delivery
     from agent.pods.model import Pod
 
-#: What may be asked for. A pod that is small, takes half of a node, or fits nowhere; that replaces
-#: an admitted one; whose device comes, fails, or never comes; whose client leaves; that is
-#: asked for over a source of pods; the first pod once more, or another one of its name.
+#: What may be asked for. A pod that is small, and Burstable with CPUs of its own; that takes half
+#: of a node, or fits nowhere; that replaces an admitted one; whose device comes, fails, or never
+#: comes; whose client leaves; that is asked for over a source of pods; the first pod once more, or
+#: another one of its name.
 KINDS: Final = (
     "small", "fits", "none", "replaces", "comes", "fails", "hangs", "left", "listed", "again",
     "namesake",
@@ -93,6 +95,9 @@ def pod_of(number: int, kind: str) -> Pod:
     text = manifest(name, uid_of(number), cpu=_CPU.get(kind, "6"))
     if f"example.com/{kind}" in _DEVICES:
         text = text.replace(b"memory: 1Gi", f"memory: 1Gi, example.com/{kind}: 1".encode())
+    if kind == "small":
+        own = f"  annotations: {{{EXCLUSIVE}: c0}}\nspec:".encode()
+        text = text.replace(b", memory: 1Gi", b"").replace(b"spec:", own)
     return load_pod(text, "test")
 
 

@@ -359,10 +359,12 @@ class World:
                 yield uid
 
     def _set(self, uid: str) -> Mask:
-        """Return the set that a pod's cgroup has of its own."""
-        tier = Tier.BURSTABLE if uid == uid_of(SHARED) else Tier.GUARANTEED
-        group = self.kernel.find(LAYOUT.pod(uid, tier))
-        return EMPTY if group is None else group.cpus
+        """Return what a pod's cgroup has of the set of its own, empty without one."""
+        for tier in (Tier.GUARANTEED, Tier.BURSTABLE):
+            group = self.kernel.find(LAYOUT.pod(uid, tier))
+            if group is not None and group.cpus:
+                return group.cpus & group.cpus_now
+        return EMPTY
 
     def _check_answer(self, number: int, answer: Answer | str) -> None:
         """Raise `BrokenError` unless an answer that was just given is true."""
