@@ -85,7 +85,9 @@ POD_RESOURCES_GET_ERRORS: Final = counter(
     server_api_version=_V1,
 )
 
-BUILD_INFO: Final = gauge("numawarden_build_info", "Always 1; the version runs here.", "version")
+BUILD_INFO: Final = gauge(
+    "numawarden_build_info", "Always 1; labelled with the agent's version.", "version"
+)
 STARTED: Final = gauge(
     "numawarden_start_timestamp_seconds", "When the agent was started (Unix time)."
 )
@@ -122,8 +124,8 @@ UNENFORCED_PODS: Final = gauge(
 )
 CONTAINERS_NOT_FOUND: Final = gauge(
     "numawarden_containers_not_found",
-    "Containers of admitted pods without processes in a cgroup of their pod for 60 s: none of "
-    "the pod was ever there (not_started), or ended or outside of the pod (not_found).",
+    "Containers of admitted pods that have had no process in the pod's cgroup for 60 s: no "
+    "container of the pod has started (not_started), or some did (not_found).",
     "reason",
 )
 INVALID_ALLOCATIONS: Final = gauge(
@@ -145,20 +147,20 @@ ISOLATION_SETTINGS: Final = gauge(
 _OF_CACHE: Final = ("class", "namespace", "pod", "cache_id")
 CACHE_OCCUPANCY: Final = gauge(
     "numawarden_cache_occupancy_bytes",
-    "Bytes of an L3 cache that a class of agent.isolation.resctrl has, or one pod of it.",
+    "Bytes of an L3 cache that are in use by a class of agent.isolation.resctrl, or by one pod.",
     *_OF_CACHE,
 )
 MEMORY_TRAFFIC: Final = gauge(
     "numawarden_memory_traffic_bytes",
-    "Bytes that a class or pod moved between an L3 cache and local memory, or all (total); it "
-    "only rises.",
+    "Bytes that a class or pod has moved between an L3 cache and memory: of the cache's own node "
+    "(local), or of all nodes (total). The value only rises.",
     *_OF_CACHE,
     "scope",
 )
 CACHE_UNCOUNTED: Final = gauge(
     "numawarden_cache_uncounted",
-    "1 for what the hardware does not count of a class or pod: no counter assigned "
-    "(unassigned), none free (unavailable), or an error.",
+    "Always 1; an event of a class or pod that the hardware does not count: no counter is "
+    "assigned (unassigned), there is no count now (unavailable), or an error.",
     *_OF_CACHE,
     "event",
     "reason",
@@ -203,8 +205,8 @@ VERDICTS: Final = gauge(
 )
 SLOW_PODS: Final = gauge(
     "numawarden_slow_pods",
-    "Pods that something makes slow which is known without reading their cgroups, by cause; "
-    "'numawarden show POD' reads those, too.",
+    "Pods that are slow, by cause; of the causes only those that need no reading of cgroups. "
+    "'numawarden show POD' has all.",
     "cause",
 )
 SHARED_CORES: Final = gauge(
@@ -219,8 +221,8 @@ INTRUDING_TASKS: Final = gauge(
 )
 CONTAINER_INFO: Final = gauge(
     "numawarden_container_info",
-    "Always 1; the CPUs and memory nodes of a container, empty where they are not its own or its "
-    "pod's.",
+    "Always 1; the CPUs and memory nodes of a container. A label is empty where the container "
+    "shares those of the node.",
     "namespace",
     "pod",
     "uid",
@@ -251,7 +253,7 @@ ADMISSIONS: Final = counter(
 REJECTIONS: Final = counter("numawarden_rejections_total", "Pods rejected.", reason=REASONS)
 RESIZES: Final = counter(
     "numawarden_resizes_total",
-    "Running pods that were to have other amounts of cpu or memory.",
+    "Requests to give a running pod other amounts of cpu or memory.",
     result=("rejected", "resized"),
 )
 REMOVALS: Final = counter("numawarden_removals_total", "Pods removed.")
@@ -336,9 +338,9 @@ RUNTIME_REQUESTS: Final = counter(
 )
 CONTAINERS_NOT_READY: Final = counter(
     "numawarden_containers_not_ready_total",
-    "CreateContainer requests before the pod was decided (undecided), before its CPUs had left "
-    "the shared pool (still_shared), or while a pod that may have ended had an allocation "
-    "(ending), by what became of them (rejected, shared).",
+    "CreateContainer requests that came before the pod was decided (undecided), before the "
+    "shared pool was off its CPUs (still_shared), or while a pod that may have ended still had an "
+    "allocation (ending). The container was rejected, or runs on shared CPUs (shared).",
     reason=("undecided", "still_shared", "ending"),
     result=("rejected", "shared"),
 )
