@@ -209,10 +209,12 @@ class CpuReasons(Struct, frozen=True):
         request, container = self.request, self.request.containers[place]
         named = container.name in request.named
         none = _why_none(request, named=named)
+        fault = named_container_fault(container)
         if none is not None:
-            return none
+            budget = request.pod_level or request.unmanaged
+            nameable = fault is None and not budget and _why_none(request, named=True) is None
+            return f"{none}, or the annotation {EXCLUSIVE}" if nameable else none
         if named:
-            fault = named_container_fault(container)
             return fault or f"named by {EXCLUSIVE}, with whole CPUs ({self.counts[place]})"
         if request.lacks_guarantee(container):
             return NOT_GUARANTEED

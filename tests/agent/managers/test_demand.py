@@ -67,6 +67,7 @@ CLASS = "the pod's QoS class is Burstable; exclusive resources need Guaranteed"
 UNEQUAL = "its requests do not equal its limits for both cpu and memory"
 ODD = guaranteed("cpu=2500m memory=4Gi")
 OWN = app("a", resources("cpu=2 memory=1Gi", "cpu=2"))
+UNNAMED = f"{CLASS}, or the annotation cpu.numawarden.dev/exclusive"
 NAMED = "named by cpu.numawarden.dev/exclusive, with whole CPUs (2)"
 
 
@@ -99,13 +100,13 @@ def test_a_container_is_exclusive_or_told_why_not(
 @pytest.mark.parametrize(
     ("policy", "last", "whys", "cpus"),
     [
-        (CONTAINER_SCOPE, OWN, (CLASS, NAMED), 2),
-        (POD_SCOPE, OWN, (CLASS, NAMED), 2),
-        (POD_SCOPE, TWO, (CLASS, NAMED), 2),
+        (CONTAINER_SCOPE, OWN, (UNNAMED, NAMED), 2),
+        (POD_SCOPE, OWN, (UNNAMED, NAMED), 2),
+        (POD_SCOPE, TWO, (UNNAMED, NAMED), 2),
         (NOTHING, OWN, 2 * ("cpuManagerPolicy is none; exclusive CPUs need static",), 0),
         # As a resize may ask; a manifest is invalid then.
-        (POD_SCOPE, BURSTABLE, (CLASS, "it has no cpu limit"), 0),
-        (POD_SCOPE, FRACTION, (CLASS, "its cpu request 1500m is not a positive whole number"), 0),
+        (POD_SCOPE, BURSTABLE, (UNNAMED, "it has no cpu limit"), 0),
+        (POD_SCOPE, FRACTION, (UNNAMED, "its cpu request 1500m is not a positive whole number"), 0),
     ],
 )
 def test_a_container_of_a_burstable_pod_is_exclusive_where_it_is_named(
