@@ -31,12 +31,13 @@ from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.resource_manager import Held
 from agent.managers.rules import charged, released
 from agent.managers.specification import specification_of
-from agent.pods.changes import amount_of, with_resources, without_amounts
+from agent.managers.trials import cpu_step
+from agent.pods.changes import amount_of, quantity_of, with_resources, without_amounts
 from agent.pods.model import CPU, MEMORY, full_name
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.managers.demand import PodDemand
@@ -79,21 +80,26 @@ def resize(rules: EffectivePolicy, ledger: Ledger, pod: Pod, keep: Mask = EMPTY)
     `keep` are CPUs that stay with their containers. A rejection is `Infeasible` if the pod could
     not have that on a host of its own, else `Deferred`. Pure; device plugins are not asked.
     """
+    decision = _resized_now(rules, ledger, pod, keep)
+    rejection = decision.rejection
+    if rejection is None or rejection.reason == Reason.INFEASIBLE:
+        return decision
+    alone = charged(rules, rules.empty_ledger(), ledger.allocations[pod.uid])
+    fits = _resized_now(rules, alone, pod, keep).admitted
+    reason = Reason.DEFERRED if fits else Reason.INFEASIBLE
+    message = f"{rejection.reason}: {rejection.message}"
+    return replace(decision, cause=replace(rejection, reason=reason, message=message))
+
+
+def _resized_now(rules: EffectivePolicy, ledger: Ledger, pod: Pod, keep: Mask) -> Decision:
+    """Decide as `resize`, with the reason of the admission where others have what is missing."""
     existing, demand = ledger.allocations[pod.uid], rules.demand(pod)
     if existing.spec == demand.spec and not keep:
         return Decision(pod.uid, ledger, allocation=existing, already_admitted=True)
     cause = next(_differences(rules, existing, demand), None)
     if cause is not None:
-        return Decision(pod.uid, ledger, cause=cause, pod=pod)
-    decision = _decide(rules, ledger, existing, demand, keep)
-    rejection = decision.rejection
-    if rejection is None or rejection.reason == Reason.INFEASIBLE:
-        return decision
-    alone = charged(rules, rules.empty_ledger(), existing)
-    fits = _decide(rules, alone, existing, demand, keep).admitted
-    reason = Reason.DEFERRED if fits else Reason.INFEASIBLE
-    message = f"{rejection.reason}: {rejection.message}"
-    return replace(decision, cause=replace(rejection, reason=reason, message=message))
+        return Decision(pod.uid, ledger, cause=cause, demand=demand, pod=pod)
+    return _decide(rules, ledger, existing, demand, keep)
 
 
 def _decide(
@@ -216,7 +222,7 @@ def _originals(existing: PodAllocation, resized: PodAllocation) -> Mapping[str, 
     }
 
 
-#: The most other amounts that are tried for a rejected resize.
+#: The most other amounts that are tried for a rejected resize: enough to find one of 64,000.
 _MOST_TRIED: Final = 16
 _MEBIBYTE: Final = 1 << 20
 
@@ -224,24 +230,50 @@ _MEBIBYTE: Final = 1 << 20
 def advise(
     rules: EffectivePolicy, ledger: Ledger, change: OtherAmounts, keep: Mask = EMPTY
 ) -> Iterator[Advice | None]:
-    """Yield an advice or None for each other amount that is tried in place of a rejected change.
+    """Yield None for each other amount that is tried in place of a rejected change, then an advice.
 
-    The amounts lie between the present one and the one that was asked for, nearest to this first.
-    The advice was tried: the pod could be resized so now. It ends the trials.
+    The amounts lie between the present one and the one that was asked for, and halve what is left
+    between the nearest to this that was admitted and the next that was not. Of cpu and memory one
+    alone is changed. The advice was tried: the pod could be resized so now.
     """
     before = specification_of(ledger.allocations[change.uid])
     if before is None:
         return
-    for resource, asked in change.amounts():
-        present = amount_of(before, change.container, resource)
-        if present is None:
-            continue
-        step = 1000 if resource == CPU else max(_MEBIBYTE, abs(asked - present) // _MOST_TRIED)
-        nearer = range(asked, present, step if asked < present else -step)
-        for amount in nearer[1 : _MOST_TRIED + 1]:
-            other = replace(change, **{resource: amount})
-            if resize(rules, ledger, other.of(before), keep).admitted:
-                text = f"ask for {node_fit.node_amount_text(resource, amount)} of {resource}"
-                yield Advice(AdviceKind.REQUEST, text, change.container, resource, amount)
-                return
+    asked = dict(change.amounts())
+    tried = 0
+    for resource, amount in asked.items():
+        best = None
+        amounts = _amounts_between(rules, before, change.container, resource, amount)
+        while amounts and tried < _MOST_TRIED:
+            tried += 1
+            middle = len(amounts) // 2
+            other = replace(change, **{resource: amounts[middle]})
+            if _resized_now(rules, ledger, other.of(before), keep).admitted:
+                best, amounts = amounts[middle], amounts[middle + 1 :]
+            else:
+                amounts = amounts[:middle]
             yield None
+        if best is not None:
+            text = f"ask for {quantity_of(resource, best)} of {resource}"
+            rest = "".join(f", with {other} as asked" for other in asked if other != resource)
+            yield Advice(AdviceKind.REQUEST, text + rest, change.container, resource, best)
+            return
+
+
+def _amounts_between(
+    rules: EffectivePolicy, pod: Pod, container: str | None, resource: str, asked: int
+) -> Sequence[int]:
+    """Return amounts between the present and the asked one, in the units of `quantity_of`.
+
+    Those of cpu are whole CPUs or cores more or less, so that a container keeps sharing or keeps
+    CPUs of its own.
+    """
+    present = amount_of(pod, container, resource)
+    if present is None or present == asked:
+        return ()
+    least, most = sorted((present, asked))
+    unit = 1000 if resource == CPU else _MEBIBYTE
+    step = cpu_step(rules, pod) if resource == CPU else unit * -(-(most - least) // (unit << 16))
+    first = least + step - (least - present % unit) % step
+    amounts = range(first, most, step)
+    return amounts if asked > present else amounts[::-1]

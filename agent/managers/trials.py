@@ -386,15 +386,20 @@ def _shrinkable(rules: EffectivePolicy, pod: Pod) -> Iterator[_Request]:
 def _step(rules: EffectivePolicy, pod: Pod, resource: str, amount: int) -> int:
     """Return the unit in which a request changes: a core or CPU, a GiB or page, or one."""
     if resource == CPU:
-        whole_cores = Quality.WHOLE_CORES in required(pod.annotations)
-        whole = whole_cores or rules.policy.cpu.options.full_pcpus_only
-        threads = max((len(Mask(core.cpus)) for core in rules.machine.cpus.cores), default=1)
-        return 1000 * threads if whole else 1000
+        return cpu_step(rules, pod)
     if resource == MEMORY and amount >= _LARGE:
         return _GIB
     if is_memory_type(resource):
         return page_size(rules.machine, resource) or amount
     return 1
+
+
+def cpu_step(rules: EffectivePolicy, pod: Pod) -> int:
+    """Return the millicores by which CPUs change: those of a CPU, or of a core that is whole."""
+    whole_cores = Quality.WHOLE_CORES in required(pod.annotations)
+    whole = whole_cores or rules.policy.cpu.options.full_pcpus_only
+    threads = max((len(Mask(core.cpus)) for core in rules.machine.cpus.cores), default=1)
+    return 1000 * threads if whole else 1000
 
 
 def _shrunk(

@@ -24,6 +24,7 @@ from agent.managers.resize import OtherAmounts, advise, is_resize, resize
 from agent.managers.rules import restored
 from agent.managers.specification import specification_of
 from agent.pods.model import SMT, isolation_annotation, spec_text
+from sysfs.described import regular_host
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import (
@@ -343,15 +344,74 @@ def test_another_specification_is_no_resize() -> None:
     assert decision.rejection.message == "its specification is not known"
 
 
-def test_a_rejection_names_the_nearest_amount_that_was_tried() -> None:
-    rules = make_rules(topology=SINGLE)
-    ledger = with_pod(rules, one(3, uid="u-2"), with_pod(rules, one(2)))
-    change, _ = asked(ledger, cpu=7)
-    tried = list(advise(rules, ledger, change))
-    assert [each is None for each in tried] == [True, True, False]
-    assert tried[-1] is not None
-    assert (tried[-1].text, tried[-1].amount) == ("ask for 4 of cpu", 4000)
-    assert resize(rules, ledger, asked(ledger, cpu=4)[1]).admitted
+SIXTEEN_CORES: Final = Machine.of(regular_host(cores_per_node=16, threads=2))
+
+
+@pytest.mark.parametrize(
+    ("rules", "before", "change", "expected"),
+    [
+        (make_rules(topology=SINGLE), one(2), {"cpu": 7}, "ask for 3 of cpu"),
+        (make_rules(topology=SINGLE), one(2), {"cpu": 100}, "ask for 3 of cpu"),
+        (make_rules(topology=SINGLE), one(2), {"cpu": 4.5}, "ask for 3 of cpu"),
+        (make_rules(), one(3), {"cpu": 1.5}, None),
+        (
+            make_rules(SIXTEEN_CORES, topology=SINGLE, full_pcpus_only=True),
+            one(2),
+            {"cpu": 1000},
+            "ask for 26 of cpu",
+        ),
+        (
+            make_rules(fit=NodeFit()),
+            pod(app(MAIN, resources("cpu=1500m", "cpu=1500m"))),
+            {"cpu": 30},
+            "ask for 11500m of cpu",
+        ),
+        (make_rules(topology=SINGLE), one(2), {"memory": 500}, "ask for 14Gi of memory"),
+        (
+            make_rules(topology=SINGLE),
+            one(2),
+            {"cpu": 3, "memory": 40},
+            "ask for 14Gi of memory, with cpu as asked",
+        ),
+        (
+            make_rules(topology=SINGLE),
+            one(2),
+            {"cpu": 30, "memory": 1},
+            "ask for 3 of cpu, with memory as asked",
+        ),
+        (make_rules(topology=SINGLE), one(2, memory="2Gi"), {"cpu": 30, "memory": 40}, None),
+        (
+            make_rules(topology=SINGLE),
+            one(2),
+            {"cpu": 2, "memory": 15},
+            "ask for 14Gi of memory, with cpu as asked",
+        ),
+    ],
+)
+def test_a_rejection_names_the_nearest_amount_that_was_tried(
+    rules: EffectivePolicy, before: Pod, change: dict[str, Any], expected: str | None
+) -> None:
+    ledger = with_pod(rules, one(4, uid="u-2"), with_pod(rules, before))
+    assert not resize(rules, ledger, asked(ledger, **change)[1]).admitted
+    *tried, last = advise(rules, ledger, asked(ledger, **change)[0])
+    assert len(tried) <= 16
+    if expected is None:
+        assert last is None
+        return
+    assert set(tried) == {None}
+    assert last is not None
+    assert last.text == expected
+    amount = last.amount / 1000 if last.resource == "cpu" else last.amount / GIB
+    assert resize(rules, ledger, asked(ledger, **change | {last.resource: amount})[1]).admitted
+
+
+def test_what_is_advised_instead_of_too_few_cpus_is_what_the_admission_gave() -> None:
+    rules = make_rules()
+    grown = resized(rules, with_pod(rules, one(4)), cpu=7)
+    assert not resize(rules, grown, asked(grown, cpu=1.5)[1]).admitted
+    *_, last = advise(rules, grown, asked(grown, cpu=1.5)[0])
+    assert last is not None
+    assert last.amount == 4000
 
 
 def test_the_specification_of_a_pod_is_kept_with_it() -> None:
