@@ -59,6 +59,8 @@ API: Final = Source("api")
 KUBELET: Final = "kubelet"
 
 
+#: The budget of a pod in mappings by container, whose names are never empty.
+BUDGET: Final = ""
 #: The name of the device manager.
 DEVICES: Final = "devices"
 #: By manager: the field of an allocation that has its part.
@@ -190,8 +192,8 @@ class PodAllocation(Saved, frozen=True, dict=True):
     spec: str = ""
     #: The annotations of the specification that the agent reads.
     annotations: Mapping[Name, str] = MappingProxyType({})
-    #: Of what a resize changed: the CPUs that were given at the admission, by container, "" for the
-    #: budget.
+    #: Of what a resize changed: the CPUs that were given at the admission, as far as they are still
+    #: there, by container, and under `BUDGET` those of the budget.
     originals: Mapping[str, Mask] = MappingProxyType({})
 
     def part(self, manager: str) -> Any:  # noqa: ANN401  (the manager's own type)

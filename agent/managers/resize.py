@@ -3,13 +3,16 @@
 In go the ledger and the specification of an admitted pod with other amounts of cpu, memory and huge
 pages; out comes a decision. It is made as that of an admission, of the pod as it is now: what each
 container keeps is put into the draft, and the managers give the rest (`ResourceManager.hold`).
-Always true of a pod that is resized:
+A rejection is `Infeasible` if the pod could not have the amounts even alone on the host, or if no
+resize may change what they would change; else `Deferred`, since others have what is missing.
+`advise` tries amounts nearer to the present ones. Always true of a pod that is resized:
 
 1. Its QoS class, which containers have CPUs and memory of their own, its devices and the NUMA
    nodes of its memory stay.
 2. A container that gets more CPUs keeps all that it has; one that gets fewer keeps those that it
    was admitted with, unless CPUs are named that stay. So it is with a budget (KEP-5526), whose
-   slices stay in it.
+   slices stay in it. `PodAllocation.originals` are these CPUs, since applications run threads on
+   those with which they started.
 3. The policy that admitted the pod admits it so, too. What gets nothing more is not aligned again.
 4. A rejected resize changes nothing.
 """
@@ -25,21 +28,21 @@ from msgspec.structs import replace
 from agent.managers import node_fit
 from agent.managers.admission import allocated
 from agent.managers.advice import Advice, AdviceKind
-from agent.managers.allocation import Isolation
-from agent.managers.cpu.resizing import BUDGET
+from agent.managers.allocation import BUDGET, Isolation
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.resource_manager import Held
 from agent.managers.rules import charged, released
 from agent.managers.specification import specification_of
 from agent.managers.trials import cpu_step
+from agent.managers.violations import ADMIT_AGAIN
 from agent.pods.changes import amount_of, quantity_of, with_resources, without_amounts
-from agent.pods.model import CPU, MEMORY, full_name
+from agent.pods.model import CPU, MEMORY, QosClass, full_name
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.managers.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.allocation import PodAllocation
     from agent.managers.demand import PodDemand
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
@@ -71,14 +74,17 @@ class OtherAmounts(Struct, frozen=True):
 def is_resize(existing: PodAllocation, pod: Pod) -> bool:
     """Return whether a specification differs from that of an admitted pod in amounts alone."""
     before = specification_of(existing)
-    return before is not None and without_amounts(before) == without_amounts(pod)
+    return before is not None and _amounts_alone_differ(before, pod)
+
+
+def _amounts_alone_differ(before: Pod, pod: Pod) -> bool:
+    return without_amounts(before) == without_amounts(pod)
 
 
 def resize(rules: EffectivePolicy, ledger: Ledger, pod: Pod, keep: Mask = EMPTY) -> Decision:
     """Decide on other amounts for an admitted pod; raises `KeyError` for one that is not admitted.
 
-    `keep` are CPUs that stay with their containers. A rejection is `Infeasible` if the pod could
-    not have that on a host of its own, else `Deferred`. Pure; device plugins are not asked.
+    `keep` are CPUs that stay with their containers. Pure; device plugins are not asked.
     """
     decision = _resized_now(rules, ledger, pod, keep)
     rejection = decision.rejection
@@ -96,103 +102,114 @@ def _resized_now(rules: EffectivePolicy, ledger: Ledger, pod: Pod, keep: Mask) -
     existing, demand = ledger.allocations[pod.uid], rules.demand(pod)
     if existing.spec == demand.spec and not keep:
         return Decision(pod.uid, ledger, allocation=existing, already_admitted=True)
-    cause = next(_differences(rules, existing, demand), None)
+    # 1. No resize may change anything but amounts, or what follows from them.
+    cause = _not_resizable(rules, existing, demand)
+    # 2. Only growth needs room: a pod that asks for less gets that on a node that is overcommitted.
+    without = released(rules, ledger, existing.uid)
+    if cause is None:
+        had = existing.requests
+        more = {name: size for name, size in demand.requests.items() if size > had.get(name, 0)}
+        cause = node_fit.rejection(rules, without, more)
     if cause is not None:
         return Decision(pod.uid, ledger, cause=cause, demand=demand, pod=pod)
-    return _decide(rules, ledger, existing, demand, keep)
-
-
-def _decide(
-    rules: EffectivePolicy,
-    ledger: Ledger,
-    existing: PodAllocation,
-    demand: PodDemand,
-    keep: Mask,
-) -> Decision:
-    pod, without = demand.pod, released(rules, ledger, existing.uid)
-    # Only growth needs room: a pod that asks for less gets that on a node that is overcommitted.
-    more = {
-        name: amount
-        for name, amount in demand.requests.items()
-        if amount > existing.requests.get(name, 0)
-    }
-    unfit = node_fit.rejection(rules, without, more)
-    if unfit is not None:
-        return Decision(pod.uid, ledger, cause=unfit, demand=demand, pod=pod)
+    # 3. Align and allocate with what stays.
     draft = rules.draft(without, demand)
     draft.held = Held(existing, keep)
     decision = allocated(rules, draft, ledger)
     if decision.allocation is None:
         return decision
-    allocation = _carried(existing, decision.allocation)
-    ledger = decision.ledger.with_allocation(allocation)
-    return replace(decision, allocation=allocation, ledger=ledger, resized=True)
+    allocation = _with_undecided(existing, decision.allocation)
+    changed = decision.ledger.with_allocation(allocation)
+    return replace(decision, allocation=allocation, ledger=changed, resized=True)
 
 
-def _differences(
+_ADMIT_THE_NEW: Final = "remove the pod and admit the new one"
+
+
+def _not_resizable(
     rules: EffectivePolicy, existing: PodAllocation, demand: PodDemand
-) -> Iterator[Rejection]:
-    """Yield why a specification is no resize of a pod that this policy can make."""
+) -> Rejection | None:
+    """Return why a specification is no resize of a pod that this policy can make, None if it is."""
     before, pod = specification_of(existing), demand.pod
     if before is None:
-        message = "its specification is not known"
-        remedy = "admit the specification that it was started with first"
-        yield Rejection(Reason.INFEASIBLE, message, remedy)
-        return
-    if without_amounts(before) != without_amounts(pod):
-        message = f"pod {full_name(existing)} would differ in more than amounts of cpu and memory"
-        yield Rejection(Reason.INFEASIBLE, message, "remove the pod and admit the new one")
-        return
+        message = f"the specification of pod {full_name(existing)} is not known"
+        return _infeasible(message, "admit the specification that it was started with first")
+    if not _amounts_alone_differ(before, pod):
+        message = (
+            f"resize of pod {full_name(existing)} changes fields other than the amounts of cpu, "
+            "memory and huge pages"
+        )
+        return _infeasible(message, _ADMIT_THE_NEW)
     qos = demand.request.qos
-    if existing.qos is not qos:
-        message = f"its QoS class is {existing.qos} and would be {qos}, which no resize changes"
-        remedy = "keep each request as it is to its limit"
-        yield Rejection(Reason.INFEASIBLE, message, remedy)
-        return
-    yield from _of_containers(rules, existing, before, demand)
-    of_pod = rules.policy.topology.is_pod_scope and demand.pod_level
-    cpus = of_pod and demand.active(CPU)
-    memory = of_pod and demand.active(MEMORY) and bool(demand.memory)
-    if (existing.cpus is not None, bool(existing.memory)) != (cpus, memory):
-        message = "the policy divides pod-level resources otherwise than when it was admitted"
-        yield Rejection(Reason.INFEASIBLE, message, "remove the pod and admit it again")
+    if existing.qos != qos:
+        message = f"QoS class would change from {existing.qos} to {qos}"
+        return _infeasible(message, _remedy(existing.qos, qos))
+    for place, former in enumerate(before.all_containers()):
+        if demand.containers[place].is_standard_init and former != pod.all_containers()[place]:
+            message = f"init container {former.name} is not restartable and cannot be resized"
+            return _infeasible(message, container=former.name)
+    return _other_isolation(rules, existing, before, demand)
 
 
-def _of_containers(
+def _remedy(before: QosClass, after: QosClass) -> str:
+    """Return how the QoS class of a pod would stay."""
+    if before is QosClass.GUARANTEED:
+        return "make requests and limits equal"
+    if after is QosClass.GUARANTEED:
+        return "leave a limit above its request"
+    return _ADMIT_THE_NEW
+
+
+def _other_isolation(
     rules: EffectivePolicy, existing: PodAllocation, before: Pod, demand: PodDemand
-) -> Iterator[Rejection]:
-    """Yield why containers would no longer have resources of their own, or would have some."""
-    # Of a budget the allocation does not say whose memory is shared.
-    was = rules.demand(before).containers if existing.memory else ()
-    for place, (former, after) in enumerate(
-        zip(before.all_containers(), demand.containers, strict=True)
-    ):
-        name, has = after.name, existing.container(after.name)
-        if after.is_standard_init and former != after.container:
-            message = f"init container {name} ends before the pod runs, so it is not resized"
-            yield Rejection(Reason.INFEASIBLE, message, container=name)
-        if has is None:
+) -> Rejection | None:
+    """Return why a container or the pod would get or lose resources of its own, None if not.
+
+    The amounts decide that, or a policy that is another one than at the admission.
+    """
+    # Of a budget the allocation does not say whose memory is shared. The former specification does;
+    # whether memory of the budget is divided at all is compared below.
+    formerly = rules.demand(before).containers if existing.memory else ()
+    for place, container in enumerate(demand.containers):
+        allocation = existing.container(container.name)
+        if allocation is None:
             continue
-        own = {CPU: has.isolation is Isolation.CONTAINER}
-        if not after.is_standard_init:  # whose memory is released once it has ended
-            own[MEMORY] = was[place].may_have(MEMORY) if was else bool(has.memory)
-        would = {CPU: after.may_have(CPU), MEMORY: after.may_have(MEMORY) and bool(after.memory)}
-        for manager, has_own in own.items():
-            if has_own is not would[manager]:
-                whose = "its own" if has_own else "no"
-                message = f"container {name} has {whose} {manager}, which no resize changes"
-                why = f"{message}: {after.why(manager)}"
-                yield Rejection(Reason.INFEASIBLE, why, container=name)
+        has = {CPU: allocation.isolation is Isolation.CONTAINER}
+        if not container.is_standard_init:  # whose memory is released once it has ended
+            has[MEMORY] = formerly[place].may_have(MEMORY) if formerly else bool(allocation.memory)
+        for manager, has_own in has.items():
+            if has_own != container.may_have(manager):
+                what = f"{'' if has_own else 'no '}exclusive {_EXCLUSIVE[manager]}"
+                message = f"container {container.name} has {what}; a resize cannot change that"
+                return _infeasible(f"{message}: {container.why(manager)}", container=container.name)
+    divides = rules.policy.topology.is_pod_scope and demand.pod_level
+    cpus = divides and demand.active(CPU)
+    memory = divides and demand.active(MEMORY) and bool(demand.memory)
+    if (existing.cpus is not None, bool(existing.memory)) != (cpus, memory):
+        message = "the current policy allocates pod-level resources differently than at admission"
+        return _infeasible(message, ADMIT_AGAIN)
+    return None
 
 
-def _carried(existing: PodAllocation, resized: PodAllocation) -> PodAllocation:
-    """Return a resized allocation with what a resize does not decide."""
+#: What a manager gives to one container alone.
+_EXCLUSIVE: Final = {CPU: "CPUs", MEMORY: "memory"}
+
+
+def _infeasible(message: str, remedy: str = "", container: str | None = None) -> Rejection:
+    return Rejection(Reason.INFEASIBLE, message, remedy, container=container)
+
+
+def _with_undecided(existing: PodAllocation, resized: PodAllocation) -> PodAllocation:
+    """Return a resized allocation with what a resize does not decide, as the pod has it."""
+    containers = (
+        replace(
+            after, delivery=before.delivery, device_nodes=before.device_nodes, others=before.others
+        )
+        for before, after in zip(existing.containers, resized.containers, strict=True)
+    )
     return replace(
         resized,
-        containers=tuple(
-            _container(before, after)
-            for before, after in zip(existing.containers, resized.containers, strict=True)
-        ),
+        containers=tuple(containers),
         originals=MappingProxyType(_originals(existing, resized)),
         source=existing.source,
         lifetime=existing.lifetime,
@@ -201,25 +218,27 @@ def _carried(existing: PodAllocation, resized: PodAllocation) -> PodAllocation:
     )
 
 
-def _container(before: ContainerAllocation, after: ContainerAllocation) -> ContainerAllocation:
-    return replace(
-        after, delivery=before.delivery, device_nodes=before.device_nodes, others=before.others
-    )
-
-
 def _originals(existing: PodAllocation, resized: PodAllocation) -> Mapping[str, Mask]:
-    """Return the CPUs of the admission that containers and the budget still have."""
-    has = {BUDGET: existing.cpus} | {
-        each.name: each.cpus
-        for each in existing.containers
-        if each.isolation is Isolation.CONTAINER
-    }
-    now = {BUDGET: resized.cpus} | {each.name: each.cpus for each in resized.containers}
+    """Return the CPUs of the admission that containers and the budget still have.
+
+    Of those alone that a resize has changed, now or earlier.
+    """
+    before, after = _own_cpus(existing), _own_cpus(resized)
     return {
-        name: existing.originals.get(name, cpus) & (now[name] or EMPTY)
-        for name, cpus in has.items()
-        if cpus is not None and (name in existing.originals or cpus != now[name])
+        name: existing.originals.get(name, cpus) & after.get(name, EMPTY)
+        for name, cpus in before.items()
+        if name in existing.originals or cpus != after.get(name)
     }
+
+
+def _own_cpus(allocation: PodAllocation) -> dict[str, Mask]:
+    """Return the CPUs of the budget and of the containers with CPUs of their own."""
+    parts = [(BUDGET, allocation.cpus)] + [
+        (each.name, each.cpus)
+        for each in allocation.containers
+        if each.isolation is Isolation.CONTAINER
+    ]
+    return {name: cpus for name, cpus in parts if cpus is not None}
 
 
 #: The most other amounts that are tried for a rejected resize: enough to find one of 64,000.

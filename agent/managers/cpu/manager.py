@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final, final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.managers.allocation import Isolation
+from agent.managers.allocation import BUDGET, Isolation
 from agent.managers.amounts import cpus_text
 from agent.managers.cpu.hints import cpu_hint_family, cpu_hints, fits_in_whole_cores
 from agent.managers.cpu.pod_level import CpuPart, apart_budget, divide_cpus, empty_pool_problem
-from agent.managers.cpu.resizing import BUDGET, divided_again, evenly, kept_cpus, nearest
+from agent.managers.cpu.resizing import divided_again, evenly, kept_cpus, nearest
 from agent.managers.cpu.sockets import SocketOrder, on_fewer_sockets
 from agent.managers.cpu.take import NotEnoughCpusError, take_by_topology
 from agent.managers.cpu.uneven_hosts import unbroken

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.managers.allocation import Isolation
+from agent.managers.allocation import BUDGET, Isolation
 from agent.managers.amounts import cpus_text
 from agent.managers.cpu.pod_level import CpuPart, divided
 from agent.managers.cpu.take import NotEnoughCpusError, take_by_topology
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from agent.managers.demand import PodDemand
     from agent.managers.policy import CpuPolicyOptions
     from agent.managers.resource_manager import Held
-
-#: The name of the budget, where containers have theirs.
-BUDGET = ""
 
 
 def kept_cpus(
@@ -56,7 +53,7 @@ def kept_cpus(
         lasting |= kept[has.name]
     if pod.cpus is not None:
         given = pod.originals.get(BUDGET, pod.cpus)
-        named = held.keep and held.keep | lasting
+        named = held.keep | lasting if held.keep else EMPTY
         kept[BUDGET] = _staying(
             topology, options, pod.cpus, given | lasting, named, demand.cpus, "the pod"
         )

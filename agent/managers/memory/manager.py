@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.managers.allocation import Isolation
+from agent.managers.allocation import BUDGET, Isolation
 from agent.managers.amounts import nodes_text, size_text
 from agent.managers.decision import Reason, Rejected, Rejection, reject_if
 from agent.managers.demand import NOT_GUARANTEED, PodPart, ResourceDemand
@@ -99,7 +99,7 @@ class MemoryDraft(PodPart, kw_only=True):
     (bits) and memory type of standard init containers of this pod, which a later container of the
     pod may get. `facts` are those of the nodes that the pod may use, of the `classes` of memory
     that it asks for ("": any). `kept` are the blocks that containers of a running pod have, by
-    name, and under "" those of its budget; None for a pod that is to be admitted.
+    name, and under `BUDGET` those of its budget; None for a pod that is to be admitted.
     """
 
     facts: MemoryFacts
@@ -360,7 +360,7 @@ class MemoryManager(ResourceManager):
 
     def hold(self, draft: Draft, held: Held) -> None:
         pod, own = held.allocation, memory_of(draft)
-        budget = {"": pod.memory} if pod.memory else {}
+        budget = {BUDGET: pod.memory} if pod.memory else {}
         own.kept = budget | {each.name: each.memory for each in pod.containers if each.memory}
         if gone := own.kept_nodes(None) - own.facts.mask:
             message = f"its memory is on {nodes_text(gone)}, which pods can no longer have"
@@ -372,7 +372,7 @@ class MemoryManager(ResourceManager):
             return False
         if container is None and not demand.pod_level:
             return any(self.grows(draft, each) for each in demand.containers)
-        has = kept.get("" if container is None else container.name, ())
+        has = kept.get(BUDGET if container is None else container.name, ())
         asked = demand.memory if container is None else container.memory
         if container is not None and container.is_standard_init:
             return False

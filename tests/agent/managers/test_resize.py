@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from agent.managers.decision import Rejection
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
-    from agent.pods.model import Pod
+    from agent.pods.model import Pod, Resources
 
 MAIN: Final = "main"
 ONE: Final = guaranteed("cpu=1 memory=1Gi")
@@ -287,17 +287,17 @@ def gpus(allocation: PodAllocation) -> tuple[str, ...]:
         (
             one(2),
             {"cpu": 2.5},
-            "container main has its own cpu, which no resize changes: its cpu request 2500m is",
+            "container main has exclusive CPUs; a resize cannot change that: its cpu request",
         ),
         (
             pod(app(MAIN, guaranteed("cpu=500m memory=1Gi"))),
             {"cpu": 1},
-            "container main has no cpu, which no resize changes: Guaranteed with a whole number",
+            "container main has no exclusive CPUs; a resize cannot change that: Guaranteed",
         ),
         (
             pod(app(MAIN, resources("cpu=1 memory=1Gi", "cpu=2 memory=1Gi"))),
             {"cpu": 1},
-            "its QoS class is Burstable and would be Guaranteed, which no resize changes",
+            "QoS class would change from Burstable to Guaranteed",
         ),
         (
             pod(
@@ -305,7 +305,7 @@ def gpus(allocation: PodAllocation) -> tuple[str, ...]:
                 app(MAIN, one(1).containers[0].resources),
             ),
             {"container": "first", "cpu": 2},
-            "init container first ends before the pod runs, so it is not resized",
+            "init container first is not restartable and cannot be resized",
         ),
     ],
 )
@@ -316,6 +316,38 @@ def test_what_no_resize_changes(before: Pod, change: dict[str, Any], expected: s
     assert found.message.startswith(expected)
 
 
+BOUNDED: Final = guaranteed("cpu=1 memory=1Gi")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "remedy"),
+    [
+        (BOUNDED, resources("cpu=1 memory=1Gi", "cpu=2 memory=1Gi"), "requests and limits equal"),
+        (resources("cpu=1 memory=1Gi", "cpu=2 memory=1Gi"), BOUNDED, "leave a limit above its"),
+        (resources("cpu=1"), resources("cpu=0"), "remove the pod and admit the new one"),
+        (resources("cpu=0"), resources("cpu=1"), "remove the pod and admit the new one"),
+    ],
+)
+def test_the_remedy_of_another_qos_class_is_that_of_the_class(
+    before: Resources, after: Resources, remedy: str
+) -> None:
+    rules = make_rules()
+    decision = resize(rules, with_pod(rules, pod(app(MAIN, before))), pod(app(MAIN, after)))
+    assert decision.rejection is not None
+    assert decision.rejection.message.startswith("QoS class would change from ")
+    assert remedy in decision.rejection.remedy
+
+
+def test_a_policy_that_divides_no_budgets_resizes_none() -> None:
+    rules = make_rules()
+    ledger = with_pod(rules, pod(app(MAIN), of_pod=guaranteed("cpu=4 memory=4Gi")))
+    found = rejected(make_rules(scope=CONTAINER), ledger, container=None, cpu=5)
+    assert (found.reason, found.message) == (
+        "Infeasible",
+        "the current policy allocates pod-level resources differently than at admission",
+    )
+
+
 def test_an_init_container_keeps_its_cpus_under_another_policy() -> None:
     rules = make_rules(memory=False)
     ledger = with_pod(
@@ -323,7 +355,9 @@ def test_an_init_container_keeps_its_cpus_under_another_policy() -> None:
     )
     none = replace(rules, policy=replace(rules.policy, cpu=CpuPolicy()))
     found = rejected(none, ledger, memory=2)
-    assert found.message.startswith("container first has its own cpu, which no resize changes")
+    assert found.message.startswith(
+        "container first has exclusive CPUs; a resize cannot change that"
+    )
 
 
 def test_another_specification_is_no_resize() -> None:
@@ -335,13 +369,15 @@ def test_another_specification_is_no_resize() -> None:
     assert not is_resize(existing, other)
     decision = resize(rules, ledger, other)
     assert decision.rejection is not None
-    assert decision.rejection.message.endswith(
-        "would differ in more than amounts of cpu and memory"
+    assert decision.rejection.message == (
+        "resize of pod default/p changes fields other than the amounts of cpu, memory and huge "
+        "pages"
     )
+    assert decision.eligibility, "what explains it is known"
     unknown = ledger.with_allocation(replace(existing, spec=""))
     decision = resize(rules, unknown, one(4))
     assert decision.rejection is not None
-    assert decision.rejection.message == "its specification is not known"
+    assert decision.rejection.message == "the specification of pod default/p is not known"
 
 
 SIXTEEN_CORES: Final = Machine.of(regular_host(cores_per_node=16, threads=2))
