@@ -39,7 +39,7 @@ from agent.managers.policy import CpuManagerPolicy, IsolationMode
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.sharing import unused_budget
 from agent.managers.violations import ADMIT_AGAIN, Rule, Violation
-from agent.pods.model import CPU, EXCLUSIVE, IDLE_SIBLINGS, SMT
+from agent.pods.model import CPU, EXCLUSIVE, IDLE_SIBLINGS, SMT, isolation_annotation
 from agent.pods.quantity import MAX_INT64, ZERO
 from agent.pods.requests import (
     exclusive_cpu_requests,
@@ -438,9 +438,18 @@ class CpuManager(ResourceManager):
 
     def hold(self, draft: Draft, held: Held) -> None:
         own, options = cpus_of(draft), draft.rules.policy.cpu.options
-        if own.whole is not bool(held.allocation.idle) and held.allocation.exclusive_cpus:
-            message = "whether its sibling threads stay idle has changed since its admission"
-            raise Rejected(Rejection(Reason.INFEASIBLE, message, ADMIT_AGAIN, CPU))
+        if own.whole != bool(held.allocation.idle) and held.allocation.exclusive_cpus:
+            asks = "asks for" if own.whole else "no longer asks for"
+            has = "does not have" if own.whole else "has"
+            raise Rejected(
+                Rejection(
+                    Reason.INFEASIBLE,
+                    f"annotation {isolation_annotation(SMT)} or agent.isolation.smt {asks} idle "
+                    f"siblings, which the pod {has}",
+                    f"change that back, or {ADMIT_AGAIN}",
+                    CPU,
+                )
+            )
         own.kept = kept_cpus(own.topology, options, draft.demand, held)
         own.free -= Mask.union(own.kept.values())
 

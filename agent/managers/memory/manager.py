@@ -363,7 +363,8 @@ class MemoryManager(ResourceManager):
         budget = {BUDGET: pod.memory} if pod.memory else {}
         own.kept = budget | {each.name: each.memory for each in pod.containers if each.memory}
         if gone := own.kept_nodes(None) - own.facts.mask:
-            message = f"its memory is on {nodes_text(gone)}, which pods can no longer have"
+            where = f"{nodes_text(gone)}, which it may not use now{_classes_text(draft)}"
+            message = f"the memory of the pod is on {where}"
             raise Rejected(Rejection(Reason.INFEASIBLE, message, ADMIT_AGAIN, MEMORY))
 
     def grows(self, draft: Draft, container: ContainerDemand | None) -> bool:

@@ -23,7 +23,13 @@ from agent.managers.policy import (
 from agent.managers.resize import OtherAmounts, advise, is_resize, resize
 from agent.managers.rules import restored
 from agent.managers.specification import specification_of
-from agent.pods.model import SMT, isolation_annotation, spec_text
+from agent.pods.model import (
+    MEMORY_CLASSES,
+    SMT,
+    UNTIL_REMOVED,
+    isolation_annotation,
+    spec_text,
+)
 from sysfs.described import regular_host
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import with_pod
@@ -206,6 +212,37 @@ def test_idle_siblings_come_and_go_with_their_cores() -> None:
     assert (str(allocation.containers[0].cpus), str(allocation.idle)) == ("1-3", "9-11")
     shrunk = resized(rules, resized(rules, ledger, cpu=3), cpu=2)
     assert shrunk.parts == ledger.parts
+
+
+@pytest.mark.parametrize(
+    ("item", "before", "after", "message"),
+    [
+        (SMT, None, "idle-siblings", "asks for idle siblings, which the pod does not have"),
+        (SMT, "idle-siblings", None, "no longer asks for idle siblings, which the pod has"),
+        (
+            MEMORY_CLASSES,
+            None,
+            "hbm",
+            "is on node 0, which it may not use now; memory hbm is asked: node 1",
+        ),
+    ],
+)
+def test_an_annotation_that_changed_is_named(
+    item: str, before: str | None, after: str | None, message: str
+) -> None:
+    """It takes effect as the file that states it is read, before the resize or with it."""
+    rules = make_rules(SMT_HOST, smt=IsolationMode.ASKED)
+    classes = replace(rules.policy.memory, classes={0: "dram", 1: "hbm"}, usual_classes="asked")
+    rules = replace(rules, policy=replace(rules.policy, memory=classes))
+    asks = {} if after is None else {isolation_annotation(item): after}
+    asked_before = {} if before is None else {isolation_annotation(item): before}
+    ledger = with_pod(rules, one(2, annotations=asked_before))
+    found = resize(rules, ledger, one(4, annotations=asks)).rejection
+    assert found is not None
+    assert found.message.endswith(message)
+    ledger = ledger.with_lifetime("u-1", UNTIL_REMOVED, {item: after or ""}, asks)
+    found = rejected(rules, ledger, cpu=4)
+    assert found.message.endswith(message)
 
 
 BUDGET: Final = pod(
