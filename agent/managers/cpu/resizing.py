@@ -2,7 +2,8 @@
 
 In go what the containers have, what they ask for now, and free CPUs; out come sets of CPUs. Always
 true: who asks for as many CPUs or more keeps all; who asks for fewer keeps what was given at the
-admission, unless CPUs are named that stay; what comes is as near as possible to what stays.
+admission, unless CPUs are named that stay; what comes is as near as possible to what stays; whole
+cores stay whole where the policy asks for them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from agent.managers.allocation import BUDGET, Isolation
 from agent.managers.amounts import cpus_text
 from agent.managers.cpu.pod_level import CpuPart, divided
 from agent.managers.cpu.take import NotEnoughCpusError, take_by_topology
-from agent.managers.decision import Reason, Rejected, Rejection
+from agent.managers.decision import Reason, Rejected, Rejection, reject_if
 from agent.pods.model import CPU
 from sysfs.mask import EMPTY, Mask
 
@@ -31,7 +32,8 @@ def kept_cpus(
 ) -> dict[str, Mask]:
     """Return the CPUs that stay, by container with CPUs of its own, and those of the budget.
 
-    Raises `Rejected` for fewer CPUs than must stay, and for CPUs to stay that the pod has not.
+    Raises `Rejected` for fewer CPUs than must stay, for CPUs to stay that the pod has not, and for
+    parts of cores where `full-pcpus-only` asks for whole ones.
     """
     pod = held.allocation
     if missing := held.keep - pod.exclusive_cpus:
@@ -50,6 +52,8 @@ def kept_cpus(
         kept[has.name] = _staying(
             topology, options, has.cpus, given, held.keep & has.cpus, container.cpus, subject
         )
+        if pod.cpus is None:  # of a budget, the parts need not be whole cores
+            reject_if(_torn(topology, options, has.cpus, kept[has.name], subject))
         lasting |= kept[has.name]
     if pod.cpus is not None:
         given = pod.originals.get(BUDGET, pod.cpus)
@@ -57,6 +61,7 @@ def kept_cpus(
         kept[BUDGET] = _staying(
             topology, options, pod.cpus, given | lasting, named, demand.cpus, "the pod"
         )
+        reject_if(_torn(topology, options, pod.cpus, kept[BUDGET], "the pod"))
     return kept
 
 
@@ -94,6 +99,27 @@ def _staying(
     except NotEnoughCpusError:
         online_first = [*(rest & topology.all), *(rest - topology.all)]
         return stays | Mask.from_ids(online_first[:more])
+
+
+def _torn(
+    topology: CpuTopology, options: CpuPolicyOptions, has: Mask, stays: Mask, subject: str
+) -> Rejection | None:
+    """Return why not all that stays are whole cores, though it has such and they are asked for.
+
+    None where cores differ in size: there they are preferred, not guaranteed.
+    """
+    if stays == has or not options.full_pcpus_only or not topology.cores_alike:
+        return None
+    if topology.cores_of(has) - has:  # which an older policy gave
+        return None
+    torn = topology.cores_of(stays) - stays
+    if not torn:
+        return None
+    message = f"{subject} would keep CPUs {stays}, but not their siblings {torn}"
+    remedy = "name CPUs that stay, of whole cores (--keep)"
+    if len(stays) % topology.cpus_per_core:
+        remedy = f"ask for a multiple of the {topology.cpus_per_core} CPUs of a core"
+    return Rejection(Reason.SMT_ALIGNMENT, message, remedy, resource=CPU, asked=len(stays))
 
 
 def nearest(

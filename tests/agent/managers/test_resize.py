@@ -189,6 +189,33 @@ def test_whole_cores_stay_whole() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("keep", "cpu", "stays", "remedy"),
+    [
+        ("", 4, "1-2,9-10", ""),
+        ("2,10", 2, "2,10", ""),
+        ("2,10", 4, "1-2,9-10", ""),
+        ("", 5, "", "ask for a multiple of the 2 CPUs of a core"),
+        ("1-2", 2, "", "name CPUs that stay, of whole cores (--keep)"),
+        ("1-3", 4, "", "name CPUs that stay, of whole cores (--keep)"),
+    ],
+)
+def test_a_pod_that_gives_cpus_back_keeps_whole_cores(
+    keep: str, cpu: int, stays: str, remedy: str
+) -> None:
+    rules = make_rules(SMT_HOST, full_pcpus_only=True)
+    budget = pod(app("rest"), of_pod=guaranteed("cpu=2 memory=2Gi"))
+    for before, container in ((one(2), MAIN), (budget, None)):
+        grown = resized(rules, with_pod(rules, before), cpu=6, container=container)
+        if remedy:
+            found = rejected(rules, grown, keep, cpu=cpu, container=container)
+            assert (found.reason, found.remedy) == ("Infeasible", remedy)
+            assert found.message.startswith("SMTAlignmentError: ")
+        else:
+            after = resized(rules, grown, keep, cpu=cpu, container=container)
+            assert str(after.allocations["u-1"].exclusive_cpus) == stays
+
+
 def test_torn_cores_of_an_older_policy_stay_where_nothing_is_added() -> None:
     ledger = with_pod(make_rules(SMT_HOST), one(3))
     rules = make_rules(SMT_HOST, full_pcpus_only=True)
