@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.config.reservations import node_capacity
 from agent.managers.host import machine_capacity
+from agent.managers.memory.reservation import node_capacity
 from agent.managers.memory.state import hugepages_type
 from agent.managers.policy import CpuManagerPolicy, MemoryManagerPolicy
 from agent.pods.model import CPU, MEMORY

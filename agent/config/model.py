@@ -180,7 +180,8 @@ class Config(Section, frozen=True):
         RESERVED_MEMORY,
         "What is kept for the system, by NUMA node and memory type (memory, hugepages-2Mi, "
         "...), together exactly systemReserved + kubeReserved + evictionHard memory.available. "
-        "Left empty, the nodes that have CPUs share the amount by the memory they have.",
+        "Left empty, the nodes that have CPUs share the amount by the memory they have; beside "
+        "memory-only nodes, up to half of it.",
         example="- numaNode: 0\n  limits: {memory: 1Gi}\n",
     )
     memory_reservation_policy: MemoryReservationPolicy = key(

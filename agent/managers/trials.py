@@ -17,6 +17,7 @@ well, since only these are tried, in this order:
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -26,8 +27,9 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit, remove
 from agent.managers.advice import Advice, AdviceKind
-from agent.managers.amounts import nodes_text
+from agent.managers.amounts import nodes_text, size_text
 from agent.managers.decision import Reason
+from agent.managers.memory.reservation import node_capacity, spread
 from agent.managers.memory.state import page_size
 from agent.managers.node_fit import native_first, node_amount_text
 from agent.managers.policy import (
@@ -58,6 +60,7 @@ from agent.pods.model import (
 )
 from agent.pods.requests import is_memory_type
 from agent.pods.validation import find_problems
+from agent.text import some_of
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -80,6 +83,8 @@ _MOST_REQUESTS: Final = 6
 _GIB: Final = 1 << 30
 #: The least memory by which a budget grows, in bytes.
 _LEAST_MEMORY: Final = 64 << 20
+#: The most nodes that an advice names.
+_NAMED: Final = 4
 #: From this size on, memory changes by whole GiB.
 _LARGE: Final = 4 * _GIB
 
@@ -244,8 +249,9 @@ def _annotation(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Ad
         yield _tried(rules, ledger, without_annotation(pod, name), advice)
 
 
-def weaker_policies(policy: Policy) -> Iterator[PolicyChange]:
+def weaker_policies(rules: EffectivePolicy) -> Iterator[PolicyChange]:
     """Yield policies that demand less, each changed by one key; of one key the mildest first."""
+    policy = rules.policy
     topology, cpu = policy.topology, policy.cpu
     order = list(TopologyManagerPolicy)
     for value in reversed(order[: order.index(topology.policy)]):
@@ -279,6 +285,7 @@ def weaker_policies(policy: Policy) -> Iterator[PolicyChange]:
                 _SIBLINGS,
             )
     if policy.memory.policy is MemoryManagerPolicy.STATIC:
+        yield from _derived_reservation(rules)
         yield PolicyChange(
             "memoryManagerPolicy",
             str(MemoryManagerPolicy.NONE),
@@ -289,6 +296,34 @@ def weaker_policies(policy: Policy) -> Iterator[PolicyChange]:
                 ),
             ),
             "memory is not pinned to NUMA nodes",
+        )
+
+
+def _derived_reservation(rules: EffectivePolicy) -> Iterator[PolicyChange]:
+    """Yield the policy with the reservation as it is divided where `reservedMemory` is empty.
+
+    Only where what is reserved now leaves pods nothing of a memory type on a node with CPUs.
+    """
+    machine, policy = rules.machine, rules.policy
+    reserved = policy.memory.reserved
+    totals = Counter[str]()
+    for types in reserved.values():
+        totals.update(types)
+    derived = spread(machine, totals)
+    freed = []
+    for node in machine.nodes:
+        kept = reserved.get(node.id, {}) if node.id in machine.cpus.cpus_of_node else {}
+        for name, size in kept.items():
+            capacity = node_capacity(node, name)
+            left = capacity - derived.get(node.id, {}).get(name, 0)
+            if size >= capacity and left > 0:
+                freed.append(f"{size_text(left)} of {name} on node {node.id}")
+    if freed:
+        yield PolicyChange(
+            "reservedMemory",
+            "[]",
+            replace(policy, memory=replace(policy.memory, reserved=derived)),
+            f"the agent divides the reservation, and leaves pods {some_of(freed, _NAMED)}",
         )
 
 
@@ -307,7 +342,7 @@ _OPTIONS: Final = (
 
 def _policies(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
     helpful: set[str] = set()
-    for change in weaker_policies(rules.policy):
+    for change in weaker_policies(rules):
         if change.key in helpful:  # a milder value of this key is enough
             continue
         weaker = replace(rules, policy=change.policy)

@@ -13,8 +13,9 @@ from agent.config.amounts import Threshold
 from agent.config.capacity import nothing_allocatable, overcommitted_memory
 from agent.config.load import load_config
 from agent.config.model import Config, ConfigError
-from agent.config.reservations import spread, threshold_bytes
+from agent.config.reservations import threshold_bytes
 from agent.config.resolve import resolve, resolve_what_fits
+from agent.managers.memory.reservation import spread
 from agent.managers.policy import (
     MemoryManagerPolicy,
     MemoryPolicy,
@@ -364,8 +365,23 @@ SPREADS: Final = {
     "by the memory of each": ({0: 3 * GIB, 1: GIB}, {}, "memory", {0: 300 * MIB, 1: 100 * MIB}),
     "the rest to the lowest": (_EVEN, {}, "memory", {0: 2 * MIB + 1, 1: MIB}),
     "none where there are no CPUs": (_EVEN | {2: 8 * GIB}, {}, "memory", {0: MIB, 1: MIB}),
-    "unless the others are full": (
-        _EVEN | {2: 8 * GIB}, {}, "memory", {0: GIB, 1: GIB, 2: GIB},
+    "unless the others would have less than half": (
+        _EVEN | {2: 2 * GIB, 3: 6 * GIB}, {}, "memory",
+        {0: GIB // 2, 1: GIB // 2, 2: GIB // 2, 3: 3 * GIB // 2},
+    ),
+    "more than half only where memory-only nodes are full": (
+        _EVEN | {2: GIB}, {}, "memory", {0: 3 * GIB // 4, 1: 3 * GIB // 4, 2: GIB},
+    ),
+    "all of nodes with CPUs where no other has memory": (
+        _EVEN | {2: 0}, {}, "memory", {0: GIB, 1: GIB},
+    ),
+    "the only node with CPUs of a fake NUMA": (
+        {0: GIB + MIB} | dict.fromkeys(range(2, 6), GIB), {}, "memory",
+        {0: GIB // 2} | dict.fromkeys(range(2, 6), GIB // 8),
+    ),
+    "a half of whole pages": (
+        _EVEN | {2: GIB}, {0: {2 * MIB: 3}, 2: {2 * MIB: 4}}, "hugepages-2Mi",
+        {0: 2 * MIB, 2: 6 * MIB},
     ),
     "whole pages": (_EVEN, _PAGES, "hugepages-2Mi", {0: 4 * MIB}),
     "whole pages where there are any": (_EVEN, _PAGES, "hugepages-2Mi", {0: 6 * MIB, 1: 2 * MIB}),
@@ -395,5 +411,9 @@ def test_what_is_spread_sums_to_the_total_and_fits_where_it_can(
     assert all(types["memory"] > 0 for types in reserved.values())
     if total <= sum(memory.values()):
         assert all(types["memory"] <= memory[node] for node, types in reserved.items())
-    if total <= sum(memory[node] for node in with_cpus):
-        assert set(reserved) <= set(with_cpus)
+    near = sum(memory[node] for node in with_cpus)
+    if near == sum(memory.values()) or total <= near // 2 // MIB * MIB:
+        assert total > near or set(reserved) <= set(with_cpus)
+    elif total <= sum(memory.values()) - near // 2:
+        kept = sum(types["memory"] for node, types in reserved.items() if node in with_cpus)
+        assert kept <= near // 2

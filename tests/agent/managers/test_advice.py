@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from agent.managers.admission import admit, remove
 from agent.managers.advice import AdviceKind
 from agent.managers.machine import Machine
+from agent.managers.policy import MemoryManagerPolicy, MemoryPolicy
 from agent.managers.rules import restored
 from agent.managers.trials import (
     MOST_TRIALS,
@@ -25,10 +26,12 @@ from agent.managers.trials import (
 from agent.pods.changes import with_amount, with_limits_as_requests
 from agent.pods.model import REQUIRE
 from sysfs.described import regular_host
+from tests.agent.config.machines import machine
 from tests.agent.managers.drafts import with_pod
 from tests.agent.managers.hosts import (
     BEST_EFFORT,
     CONTAINER,
+    GIB,
     NO_POLICY,
     POD,
     RESTRICTED,
@@ -71,7 +74,7 @@ def done(rules: EffectivePolicy, ledger: Ledger, asked: Pod, advice: Advice) -> 
     else:
         (policy,) = [
             change.policy
-            for change in weaker_policies(rules.policy)
+            for change in weaker_policies(rules)
             if (change.key, change.value) == (advice.key, advice.value)
         ]
         rules = replace(rules, policy=policy)
@@ -102,6 +105,21 @@ def test_a_pod_too_wide_for_one_node_hears_of_a_policy_and_of_what_one_node_has(
         "topologyManagerPolicy: best-effort (CPUs on nodes 0-1, memory on nodes 0-1: spread)",
         "request 8 of cpu in container main instead of 9",
     ]
+
+
+def test_a_reservation_that_fills_the_only_node_with_cpus_is_named() -> None:
+    host = machine(dict.fromkeys(range(4), GIB), cpu_nodes=(0,))
+    small = pod(app("main", guaranteed("cpu=1 memory=256Mi")))
+    full = MemoryPolicy(MemoryManagerPolicy.STATIC, {0: {"memory": GIB}})
+    rules = make_rules(host, SINGLE)
+    rules = replace(rules, policy=replace(rules.policy, memory=full))
+    assert (
+        "reservedMemory: [] (the agent divides the reservation, and leaves pods 512 MiB of memory "
+        "on node 0)"
+    ) in texts(rules, small)
+    some = replace(full, reserved={0: {"memory": GIB - (200 << 20)}})
+    rules = replace(rules, policy=replace(rules.policy, memory=some))
+    assert not any("reservedMemory" in text for text in texts(rules, small))
 
 
 def test_a_part_of_a_core_hears_of_whole_cores_above_and_below_it() -> None:
