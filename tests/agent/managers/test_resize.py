@@ -24,7 +24,9 @@ from agent.managers.resize import OtherAmounts, advise, is_resize, resize
 from agent.managers.rules import restored
 from agent.managers.specification import specification_of
 from agent.pods.model import (
+    EXCLUSIVE,
     MEMORY_CLASSES,
+    ROUND_UP,
     SMT,
     UNTIL_REMOVED,
     isolation_annotation,
@@ -270,6 +272,29 @@ def test_an_annotation_that_changed_is_named(
     ledger = ledger.with_lifetime("u-1", UNTIL_REMOVED, {item: after or ""}, asks)
     found = rejected(rules, ledger, cpu=4)
     assert found.message.endswith(message)
+
+
+# Shows in differences.md: burstable-exclusive, round-up
+def test_a_named_container_of_a_burstable_pod_grows_by_whole_cores() -> None:
+    rules = make_rules(SMT_HOST, scope=CONTAINER)
+    own = app(MAIN, resources("cpu=1 memory=1Gi", "cpu=1"))
+    first = init("first", resources("cpu=1", "cpu=1"))
+    named = pod(first, own, annotations={EXCLUSIVE: MAIN, ROUND_UP: "cores"})
+    ledger = with_pod(rules, named)
+    (before,) = ledger.allocations.values()
+    grown = resize(rules, ledger, asked(ledger, cpu=3)[1])
+    assert grown.allocation is not None
+    assert [len(each.exclusive_cpus) for each in (before, grown.allocation)] == [2, 4]
+    assert before.exclusive_cpus < grown.allocation.exclusive_cpus
+    # Without the annotation it would share CPUs.
+    unnamed = replace(asked(ledger, cpu=3)[1], annotations={ROUND_UP: "cores"})
+    found = resize(rules, ledger, unnamed).rejection
+    assert found is not None
+    assert found.message == (
+        f"container {MAIN} has exclusive CPUs; a resize cannot change that: the pod's QoS class is "
+        "Burstable; exclusive resources need Guaranteed, or the annotation "
+        "cpu.numawarden.dev/exclusive"
+    )
 
 
 BUDGET: Final = pod(
