@@ -36,7 +36,7 @@ def kept_cpus(
     parts of cores where `full-pcpus-only` asks for whole ones.
     """
     pod = held.allocation
-    if missing := held.keep - pod.exclusive_cpus:
+    if missing := held.keep - (pod.exclusive_cpus - pod.idle):
         raise Rejected(_infeasible(f"the pod does not have CPUs {missing}, which are to stay"))
     kept: dict[str, Mask] = {}
     lasting = EMPTY

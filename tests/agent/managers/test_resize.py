@@ -243,6 +243,13 @@ def test_idle_siblings_come_and_go_with_their_cores() -> None:
     assert shrunk.parts == ledger.parts
 
 
+def test_idle_siblings_are_not_named_to_stay() -> None:
+    rules = make_rules(SMT_HOST, smt=IsolationMode.ALWAYS)
+    ledger = with_pod(rules, pod(app("rest"), of_pod=guaranteed("cpu=2 memory=2Gi")))
+    found = rejected(rules, ledger, "9", container=None, cpu=1)
+    assert found.message == "the pod does not have CPUs 9, which are to stay"
+
+
 @pytest.mark.parametrize(
     ("item", "before", "after", "message"),
     [
