@@ -38,8 +38,16 @@ from agent.managers.metrics import (
 from agent.managers.policy import CpuManagerPolicy, IsolationMode
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.sharing import unused_budget
+from agent.managers.topology.merge import STRICT
 from agent.managers.violations import ADMIT_AGAIN, Rule, Violation
-from agent.pods.model import CPU, EXCLUSIVE, IDLE_SIBLINGS, SMT, isolation_annotation
+from agent.pods.model import (
+    CPU,
+    EXCLUSIVE,
+    IDLE_SIBLINGS,
+    SMT,
+    ContainerKind,
+    isolation_annotation,
+)
 from agent.pods.quantity import MAX_INT64, ZERO
 from agent.pods.requests import (
     exclusive_cpu_requests,
@@ -120,7 +128,8 @@ class CpuDraft(PodPart, kw_only=True):
     stay idle (`whole`), `topology` and all these sets have the first thread of each core alone, so
     that a CPU stands for a whole core; else `topology` has all CPUs of the host. `kept` are the
     CPUs that containers of a running pod keep, by name, and `BUDGET` those of its budget; None for
-    a pod that is to be admitted.
+    a pod that is to be admitted. `left` are those of its standard init containers that no other
+    container has: its app containers, which never run beside them, may grow into them.
     """
 
     topology: CpuTopology
@@ -128,12 +137,17 @@ class CpuDraft(PodPart, kw_only=True):
     whole: bool = False
     reusable: Mask = EMPTY
     kept: Mapping[str, Mask] | None = None
+    left: Mask = EMPTY
 
-    def reuse(self, container: str | None) -> None:
+    def reuse(self, container: ContainerDemand | None) -> None:
         """Have a container of a running pod (None: the pod as a whole) use again what it keeps."""
-        if self.kept is not None:
-            all_kept = Mask.union(self.kept.values())
-            self.reusable = all_kept if container is None else self.kept.get(container, EMPTY)
+        if self.kept is None:
+            return
+        if container is None:
+            self.reusable = Mask.union(self.kept.values())
+            return
+        left = self.left if container.kind is ContainerKind.APP else EMPTY
+        self.reusable = self.kept.get(container.name, EMPTY) | left
 
     @property
     def available(self) -> Mask:
@@ -450,8 +464,12 @@ class CpuManager(ResourceManager):
                     CPU,
                 )
             )
-        own.kept = kept_cpus(own.topology, options, draft.demand, held)
-        own.free -= Mask.union(own.kept.values())
+        own.kept = kept = kept_cpus(own.topology, options, draft.demand, held)
+        own.free -= Mask.union(kept.values())
+        if BUDGET not in kept:
+            init = {each.name for each in draft.demand.containers if each.is_standard_init}
+            lasting = Mask.union(cpus for name, cpus in kept.items() if name not in init)
+            own.left = (Mask.union(kept.values()) - lasting) & draft.rules.open_cpus
 
     def grows(self, draft: Draft, container: ContainerDemand | None) -> bool:
         kept, demand = cpus_of(draft).kept or {}, draft.demand
@@ -464,7 +482,7 @@ class CpuManager(ResourceManager):
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
         if not container.may_have(CPU):
             return {}
-        cpus_of(draft).reuse(container.name)
+        cpus_of(draft).reuse(container)
         return _hints(draft, container.cpus)
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
@@ -479,7 +497,7 @@ class CpuManager(ResourceManager):
         if not container.may_have(CPU):
             return
         own = cpus_of(draft)
-        own.reuse(container.name)
+        own.reuse(container)
         draft.count(CPU_PINNING_REQUESTS.name)
         try:
             cpus = _take_aligned(draft, container.cpus, hint, container.name)
@@ -492,6 +510,7 @@ class CpuManager(ResourceManager):
             own.reusable |= cpus
         else:
             own.reusable -= cpus
+            own.left -= cpus
         draft.count(ALLOCATIONS.name, CPU, _NODE)
         draft.count(CONTAINER_ASSIGNMENTS.name, CPU, "node_exclusive")
 
@@ -694,7 +713,7 @@ def _whole_cores(draft: Draft, count: int) -> Mask | None:
 def _hints(draft: Draft, count: int) -> ProviderHints:
     rules = draft.rules
     offer = cpu_hints if rules.machine.lists_hints else cpu_hint_family
-    tie = cpus_of(draft).reusable if draft.tied else EMPTY
+    tie = cpus_of(draft).reusable - cpus_of(draft).left if draft.tied else EMPTY
     own, options = cpus_of(draft), rules.policy.cpu.options
     whole = _whole_cores(draft, count)
     if whole is None or own.topology.cores_alike:
@@ -754,14 +773,19 @@ def _taken(draft: Draft, count: int, hint: Hint, container: str | None) -> Mask:
 
 
 def _grown(draft: Draft, kept: Mask, count: int, hint: Hint) -> Mask:
-    """Return what a container keeps, with the nearest free CPUs, those inside the hint first."""
-    own, options = cpus_of(draft), draft.rules.policy.cpu.options
-    free, cpus = own.free, kept
-    aligned = EMPTY if hint.nodes is None else aligned_cpus(draft, hint.nodes, free)
+    """Return what a container keeps, with the nearest free CPUs, those inside the hint first.
+
+    None are outside where the policy rejects what is not aligned: the hint has room for all that
+    the pod asks for, but ended init containers may have left some of it to app containers alone.
+    """
+    own, policy = cpus_of(draft), draft.rules.policy
+    options, free, cpus = policy.cpu.options, own.available - kept, kept
+    aligned = free if hint.nodes is None else aligned_cpus(draft, hint.nodes, free)
     if options.distribute_cpus_across_numa:
         near = free & own.topology.cpus_in_nodes(own.topology.nodes_of(kept))
         cpus |= evenly(own.topology, options, kept, aligned | near, count - len(kept))
-    for place in (aligned - cpus, free - cpus):
+    anywhere = EMPTY if policy.topology.policy in STRICT else free
+    for place in (aligned - cpus, anywhere - cpus):
         room = len(own.topology.whole_cores_in(place)) if options.full_pcpus_only else len(place)
         more = min(count - len(cpus), room)
         cpus |= nearest(own.topology, options, cpus, place - cpus, more)

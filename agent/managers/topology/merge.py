@@ -120,7 +120,7 @@ def unadmitted(
 
 _SINGLE: Final = TopologyManagerPolicy.SINGLE_NUMA_NODE
 #: The policies that admit only what every resource prefers.
-_STRICT: Final = {TopologyManagerPolicy.RESTRICTED, _SINGLE}
+STRICT: Final = {TopologyManagerPolicy.RESTRICTED, _SINGLE}
 
 
 def rules_out(policy: TopologyManagerPolicy, hints_by_resource: ProviderHints) -> bool:
@@ -129,7 +129,7 @@ def rules_out(policy: TopologyManagerPolicy, hints_by_resource: ProviderHints) -
     `restricted` and `single-numa-node` admit none if a resource prefers nothing. All hints must be
     listed (no `HintFamily`).
     """
-    if policy not in _STRICT:
+    if policy not in STRICT:
         return False
     for hints in hints_by_resource.values():
         if hints is None:

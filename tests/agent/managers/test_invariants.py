@@ -200,7 +200,10 @@ def broken_resize(before: PodAllocation, after: PodAllocation, keep: Mask) -> li
     parts = [("", before.cpus, after.cpus)] + [
         (one.name, one.cpus, new.cpus)
         for one, new in pairs
-        if new is not None and one.isolation is Isolation.CONTAINER
+        if new is not None
+        and one.isolation is Isolation.CONTAINER
+        # The slice of an init container that has ended follows the budget.
+        and not (before.cpus is not None and one.kind is ContainerKind.INIT)
     ]
     for name, old, new in parts:
         if (old is None) is not (new is None):

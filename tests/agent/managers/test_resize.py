@@ -14,14 +14,16 @@ from agent.managers.admission import remove
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine
 from agent.managers.policy import (
+    Cordon,
     CpuPolicy,
     IsolationMode,
     NodeFit,
     PluginDevice,
     TopologyManagerPolicy,
+    TopologyManagerScope,
 )
 from agent.managers.resize import OtherAmounts, advise, is_resize, resize
-from agent.managers.rules import restored
+from agent.managers.rules import restored, with_cordon
 from agent.managers.specification import specification_of
 from agent.pods.model import (
     EXCLUSIVE,
@@ -40,12 +42,13 @@ from tests.agent.managers.hosts import (
     CONTAINER,
     GIB,
     NO_POLICY,
+    POD,
     RESTRICTED,
     SINGLE,
     make_rules,
 )
 from tests.agent.managers.hosts import SMT as SMT_HOST
-from tests.agent.pods.pods import app, guaranteed, init, pod, resources
+from tests.agent.pods.pods import app, guaranteed, init, pod, resources, sidecar
 
 if TYPE_CHECKING:
     from agent.managers.allocation import PodAllocation
@@ -442,6 +445,29 @@ def test_a_policy_that_divides_no_budgets_resizes_none() -> None:
         "Infeasible",
         "the current policy allocates pod-level resources differently than at admission",
     )
+
+
+# Shows in differences.md: resize-init
+@pytest.mark.parametrize("scope", [CONTAINER, POD])
+def test_app_containers_grow_into_what_ended_init_containers_left(
+    scope: TopologyManagerScope,
+) -> None:
+    rules = make_rules(topology=SINGLE, scope=scope)
+    many = (
+        sidecar("proxy", guaranteed("cpu=1 memory=64Mi")),
+        init("first", guaranteed("cpu=5 memory=64Mi")),
+        app(MAIN, ONE),
+        app("other", ONE),
+    )
+    ledger = with_pod(rules, pod(*many))
+    grown = resized(rules, ledger, cpu=3)
+    assert cpus(grown) == {"proxy": "1", "first": "2-6", MAIN: "2,4-5", "other": "3"}
+    assert grown.parts["cpu"] == ledger.parts["cpu"], "the pod had them all"
+    assert rejected(rules, grown, container="proxy", cpu=3).reason == "Infeasible"
+    assert cpus(resized(rules, grown, container="proxy", cpu=2))["proxy"] == "1,7"
+    assert resized(rules, grown, cpu=1).parts == ledger.parts
+    cordoned = with_cordon(rules, Cordon(cpus=Mask.parse("4-6")))
+    assert rejected(cordoned, ledger, cpu=4).resource == "cpu", "not from another node"
 
 
 def test_an_init_container_keeps_its_cpus_under_another_policy() -> None:
