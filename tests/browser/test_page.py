@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from agent.api.documents.admissions import ResizeRequest
 from agent.tools.map.marks import marks_of
 from tests.agent.server.support import in_loop
 from tests.browser.devtools import PageError, connected
@@ -364,6 +365,35 @@ async def test_an_admission_is_shown_as_it_happens_and_filtered(
             await asyncio.to_thread(demo.client().remove, admitted.uid)
         await page.until("document.querySelectorAll('.pod-name').length === 2")
         assert (await label(page, 5)).startswith("CPU 5: in the node's shared pool")
+
+
+@in_loop
+async def test_a_resize_is_shown_as_it_happens(devtools: str, demo: EmulatedHost) -> None:
+    has = "document.querySelector('.details td').textContent"
+    manifest = (EXAMPLES / "guaranteed.yaml").read_bytes()
+    async with shown(devtools, demo) as page:
+        admitted = await asyncio.to_thread(demo.client().admit, manifest)
+        assert admitted.pod is not None
+        cpus = [admitted.pod.containers[0].cpus]
+        try:
+            await page.until("document.querySelectorAll('.pod-name').length === 3")
+            await page.run("[...document.querySelectorAll('.pod')].at(-1).click()")
+            for asked, event, tone in (
+                ("4", "PodResized", "good"),
+                ("40", "PodResizeRejected", "bad"),
+                ("2", "PodResized", "good"),
+            ):
+                request = ResizeRequest(container="worker", cpus=asked)
+                answer = await asyncio.to_thread(demo.client().resize, admitted.uid, request)
+                cpus += [] if answer.pod is None else [answer.pod.containers[0].cpus]
+                latest = "document.querySelector('#events li')"
+                await page.until(f"{latest}.querySelector('strong').textContent === '{event}'")
+                assert await page.run(f"{latest}.className") == tone
+                text = f"{cpus[-1].replace(',', ', ')} exclusive"
+                await page.until(f"{has} === '{text}'")
+        finally:
+            await asyncio.to_thread(demo.client().remove, admitted.uid)
+    assert cpus[0] == cpus[2] != cpus[1]
 
 
 @in_loop
