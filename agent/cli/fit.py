@@ -12,7 +12,7 @@ from agent.cli.common import agent_at
 from agent.cli.errors import ExitCode
 from agent.cli.manifests import ManifestText, for_each_manifest
 from agent.cli.options import Output, output_option, socket_option
-from agent.cli.output import print_answer, say
+from agent.cli.output import print_answer, say, warn
 from agent.cli.reason_text import rejection_lines
 from agent.cli.workloads import option_errors
 from agent.tools.run import check_amount, check_cpus, listed_amounts
@@ -60,6 +60,7 @@ def fit(  # noqa: PLR0913  # each is an argument or option of the command
     def tried(manifest: ManifestText) -> ExitCode:
         with agent_at(socket_path, manifest.name) as agent:
             found = agent.fit(manifest.text, MOST if count else 1)
+        warn(found.warnings)
         if manifest.of_list and output is Output.TEXT:
             say(manifest.name)
         print_answer(found, output, lambda found: _lines(found, counted=count))

@@ -1,14 +1,16 @@
-"""What would let a rejected pod be admitted, and how many copies of a pod would be.
+"""What would let a rejected pod be admitted, how many copies of a pod would be, and what they lack.
 
-Both try decisions on the present ledger and change nothing. One question is answered at a time, a
+All try decisions on the present ledger and change nothing. One question is answered at a time, a
 decision in each turn of the loop, so that no other request waits for more than one.
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import Counter
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
@@ -17,17 +19,21 @@ from agent.api.documents.admissions import FitDocument
 from agent.api.views import rejection_document
 from agent.managers.admission import remove
 from agent.managers.advice import AdviceKind
+from agent.managers.available import blocks_of, lack_warning, lacks, near_nodes
 from agent.managers.capacity import copy_of, fill, free_cpus, nodes_of
 from agent.managers.decision import Reason
 from agent.managers.resize import advise as advise_resize
-from agent.managers.trials import advise
+from agent.managers.trials import advise, decided
 from agent.server.errors import BusyError
 from agent.server.queue import Turns
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
     from agent.api.documents.admissions import AdmissionDocument
     from agent.api.documents.rejections import FailedPodDocument, RejectionDocument
     from agent.managers.allocation import PodAllocation
+    from agent.managers.available import Availability, Lack
     from agent.managers.decision import RejectionCause
     from agent.managers.ledger import Ledger
     from agent.managers.resize import OtherAmounts
@@ -43,10 +49,14 @@ MOST_WAITING: Final = 16
 
 
 class Advisor:
-    """Answers questions about pods one at a time."""
+    """Answers questions about pods one at a time.
 
-    def __init__(self, state: AgentState) -> None:
+    `available` reads what the nodes could give now.
+    """
+
+    def __init__(self, state: AgentState, available: Callable[[], Awaitable[Availability]]) -> None:
         self._state = state
+        self._available = available
         self._answering = Turns(MOST_WAITING, 2 * MOST_WAITING)
 
     async def advised(
@@ -87,6 +97,64 @@ class Advisor:
             return status
         return replace(status, rejection=await self._with_advice(rejected.pod, status.rejection))
 
+    async def lacking(
+        self,
+        pod: Pod,
+        answer: AdmissionDocument,
+        replaced: PodAllocation | None = None,
+        *,
+        advises: bool,
+    ) -> tuple[str, ...]:
+        """Return a warning for each part of a pod's memory that is not there, now that it is given.
+
+        Of a dry run the part of what would be given; nothing of a pod that was admitted before,
+        which may use it. With `advises` the last one says near which node there is enough.
+        """
+        rules, ledger = self._state.configured.rules, self._state.ledger
+        if answer.pod is None or answer.already_admitted:
+            return ()
+        allocation = ledger.allocations.get(pod.uid)
+        for former in filter(None, (allocation, replaced)):
+            if former.uid in ledger.allocations:
+                ledger = remove(rules, ledger, former.uid)
+        if answer.dry_run:
+            allocation = decided(rules, ledger, pod).allocation
+        if allocation is None or not any(blocks_of(allocation)):
+            return ()
+        return await self._warnings(ledger, pod, [allocation], advises=advises)
+
+    async def _warnings(
+        self, ledger: Ledger, pod: Pod, copies: Sequence[PodAllocation], *, advises: bool
+    ) -> tuple[str, ...]:
+        """Return what is not there for the first of some copies for which something is not.
+
+        Nothing if too many of the caller's questions wait.
+        """
+        rules = self._state.configured.rules
+        try:
+            available = await self._available()
+        except BusyError:
+            return ()
+
+        def lacking(count: int) -> tuple[Lack, ...]:
+            first = chain.from_iterable(map(blocks_of, copies[:count]))
+            return lacks(first, available)
+
+        # What more copies are given is given on top, so that the lack grows.
+        count = 1 + bisect_left(range(1, len(copies) + 1), 1, key=lambda n: len(lacking(n)))
+        if count > len(copies):
+            return ()
+        warnings = [lack_warning(rules, ledger, lack, count) for lack in lacking(count)]
+        if not advises or count > 1:
+            return tuple(warnings)
+        with suppress(BusyError):
+            async with self._answering:
+                for advice in near_nodes(rules, ledger, pod, lacking(1)[0], available):
+                    if advice is not None:
+                        return (*warnings, advice)
+                    await asyncio.sleep(0)
+        return tuple(warnings)
+
     async def fit(self, pod: Pod, most: int) -> FitDocument:
         """Return how many copies of a pod would be admitted now, of at most `most`.
 
@@ -99,6 +167,9 @@ class Advisor:
         rejection = None if found.cause is None else rejection_document(found.cause.explain())
         if rejection is not None and not found.on:
             rejection = await self._with_advice(copy_of(pod), rejection)
+        warnings: tuple[str, ...] = ()
+        if found.copies and any(blocks_of(found.copies[0])):
+            warnings = await self._warnings(ledger, copy_of(pod), found.copies, advises=True)
         free = free_cpus(rules, ledger)
         return FitDocument(
             count=found.on.total(),
@@ -107,6 +178,7 @@ class Advisor:
             empty=empty.on.total(),
             free=replace(free, fragmentation=round(free.fragmentation, 3)),
             rejection=rejection,
+            warnings=warnings,
         )
 
     async def _with_advice(
@@ -131,8 +203,9 @@ class Advisor:
 
 
 class _Filled(NamedTuple):
-    """How many copies of a pod were admitted, by their nodes, and why no more were."""
+    """Which copies of a pod were admitted, how many by their nodes, and why no more were."""
 
+    copies: tuple[PodAllocation, ...]
     on: Counter[str]
     cause: RejectionCause | None
 
@@ -140,11 +213,13 @@ class _Filled(NamedTuple):
 async def _filled(rules: EffectivePolicy, ledger: Ledger, pod: Pod, most: int) -> _Filled:
     """Admit copies of a pod to a ledger, each decision in a turn of its own."""
     on: Counter[str] = Counter()
+    copies: list[PodAllocation] = []
     for decision in fill(rules, ledger, pod):
         if decision.allocation is None:
-            return _Filled(on, decision.cause)
+            return _Filled(tuple(copies), on, decision.cause)
+        copies.append(decision.allocation)
         on[str(nodes_of(rules, decision.allocation))] += 1
-        if on.total() == most:
+        if len(copies) == most:
             break
         await asyncio.sleep(0)
-    return _Filled(on, None)
+    return _Filled(tuple(copies), on, None)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agent.api.documents.status import ManifestDocument
     from agent.isolation.report import IsolationReport
     from agent.managers.allocation import PodAllocation
+    from agent.managers.available import Lack
     from agent.managers.ledger import Ledger
     from agent.managers.quality import Intrusion
     from agent.managers.violations import Violation
@@ -62,6 +63,8 @@ class ConditionType(StrEnum):
     ALLOCATION_CONFIRMED = "AllocationConfirmed"
     #: The containers of a pod run in its cgroup.
     CONTAINERS_FOUND = "ContainersFound"
+    #: The huge pages that pods were given and have yet to take are there.
+    HUGE_PAGES_AVAILABLE = "HugePagesAvailable"
     #: A source of pods could be read.
     SOURCE_READ = "SourceRead"
     #: What a source asks for is admitted.
@@ -170,6 +173,8 @@ def of_pods(
             yield not_exclusive(allocation, intruded[uid])
         if record.not_found:
             yield not_found(allocation, record)
+        if uid in observed.lacking:
+            yield not_available(allocation, observed.lacking[uid])
     yield from map(not_valid, invalid)
 
 
@@ -273,6 +278,20 @@ def not_found(allocation: PodAllocation, record: PodRecord) -> ConditionDocument
         _START[Absence(record.absence)].format(uid=allocation.uid),
         uid=allocation.uid,
         pod=full_name(allocation),
+    )
+
+
+def not_available(allocation: PodAllocation, lacking: Sequence[Lack]) -> ConditionDocument:
+    """Return the condition that other programs have huge pages which a pod has yet to take."""
+    name = full_name(allocation)
+    return ConditionDocument(
+        ConditionType.HUGE_PAGES_AVAILABLE,
+        "UsedByOthers",
+        f"pod {name} was given huge pages that others use: pods have yet to take "
+        + "; ".join(map(str, lacking[:_NAMED])),
+        "end the program that uses them, or add pages on these nodes (nr_hugepages)",
+        uid=allocation.uid,
+        pod=name,
     )
 
 

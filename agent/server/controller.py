@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from agent.api.documents.pods import PodDocument
     from agent.api.documents.rejections import FailedPodDocument
     from agent.api.documents.verification import ReconcileDocument, VerificationDocument
+    from agent.managers.available import Availability
     from agent.managers.bindings import Binding, Bindings
     from agent.managers.decision import Decision
     from agent.managers.violations import Violation
@@ -80,7 +81,7 @@ class Controller:
         self.decider = Decider(steps)
         self._effects = Effects(steps, self.rejections)
         self._admissions = Admissions(steps, self.decider, self._effects)
-        self.advice = Advisor(steps.state)
+        self.advice = Advisor(steps.state, self._availability)
         self._endings = Endings(steps, self._remove, self.enforce, self.bind)
         #: The pods that run shared and are about to be saved, by uid.
         self._sharing: dict[str, SharedPod] = {}
@@ -256,6 +257,11 @@ class Controller:
         with operation("remove", uid=uid):
             await self.queue.run(save)
 
+    async def _availability(self) -> Availability:
+        """Return what the nodes could give now."""
+        nodes = [node.id for node in self.state.configured.rules.machine.nodes]
+        return await self.steps.observe(self.steps.kernel.available, nodes)
+
     async def verify(self) -> VerificationDocument:
         """Compare the kernel with the ledger without changing either."""
         with operation("verify"):
@@ -376,6 +382,7 @@ class Controller:
         await self.worker.run(files.reconcile, ledger.allocations.values())
         seconds = self.clock.monotonic() - started
         self.metrics.reconcile_duration.observe(seconds)
+        await self._note_lacking()
         online = self.state.configured.host.online
         counted = await self.worker.run(self.steps.kernel.count_intruders, target, outcome, online)
         if counted is not None:
@@ -418,6 +425,14 @@ class Controller:
         if ledger is not self.state.ledger:
             await self.steps.note(replace(self.state.durable, ledger=ledger))
             self.state.observed.releases += 1
+
+    async def _note_lacking(self) -> None:
+        """Note the huge pages that pods have yet to take and that other programs have."""
+        nodes = self.state.configured.rules.machine.nodes
+        kernel, target = self.steps.kernel, self.state.target()
+        lacking = await self.worker.run(kernel.lacking_pages, target, nodes)
+        if lacking is not None:
+            self.state.observed.lacking = lacking
 
     async def _note_ended(self, outcome: EnforcementReport) -> None:
         """Drop bindings of removed pods and replaced bindings when their processes have ended.

@@ -176,13 +176,16 @@ class Api:
         answer = await admit(pod, replace_pod=replaces)
         # 3. Add advice. Trials take many times as long as the decision: only who reads the advice
         #    waits for it.
+        replaced = self._controller.decider.replaced(pod) if replaces else None
         if advises:
-            replaced = self._controller.decider.replaced(pod) if replaces else None
             answer = await self._controller.advice.advised(pod, answer, replaced)
         # 4. Add what is worth a warning.
         rules = self._controller.state.configured.rules
         names = (name for part in pod.all_containers() for name in part.resources.requests)
         warnings = (*manifest.warnings, *not_allocated(rules, names))
+        if rules.static_memory:
+            lacking = self._controller.advice.lacking
+            warnings += await lacking(pod, answer, replaced, advises=advises)
         return json_answer(replace(answer, warnings=warnings), _admission_status(answer))
 
     async def _fit(self, request: Request) -> Response:

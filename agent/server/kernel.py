@@ -21,6 +21,15 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agent.managers.available import (
+    Availability,
+    Lack,
+    availability,
+    blocks_of,
+    left_to_take,
+    pods_lacking,
+)
+from agent.managers.memory.state import hugepages_type
 from agent.reconcile.binding import OtherBindings, cgroup_named, cgroup_of_pid, make_binding
 from agent.reconcile.contests import Contests
 from agent.reconcile.desired import Role
@@ -34,14 +43,15 @@ from agent.server.slowness import PodReading
 from agent.server.verification import kernel_document, verification
 from cgroupfs.errors import CgroupError
 from cgroupfs.load import read_load
-from cgroupfs.settings import CPUS, EFFECTIVE, MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MEMS
+from cgroupfs.settings import CPUS, EFFECTIVE, MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MEMS, huge_pages
 from cgroupfs.state import is_populated
 from cgroupfs.tree import all_ancestors
+from sysfs.available import read_available
 from sysfs.speeds import read_speeds
 from systemd.units import SystemdError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from agent.api.documents.admissions import BindRequest
@@ -50,6 +60,7 @@ if TYPE_CHECKING:
     from agent.isolation.host import HostIsolation
     from agent.managers.allocation import PodAllocation
     from agent.managers.bindings import Binding
+    from agent.managers.machine import MachineNode
     from agent.reconcile.assigned import AssignedFiles
     from agent.reconcile.drivers import UnitState
     from agent.reconcile.enforcer import Enforcer
@@ -260,6 +271,45 @@ class KernelEnforcement:
         root, cpus = self._probes.host_root, allocation.exclusive_cpus
         speeds = () if root is None else read_speeds(root, cpus)
         return PodReading(settings, tuple(loads), speeds)
+
+    def available(self, nodes: Iterable[int]) -> Availability:
+        """Return what the nodes could give now, nothing where no host is described."""
+        root = self._probes.host_root
+        return {} if root is None else availability(read_available(root, nodes))
+
+    def lacking_pages(
+        self, target: Desired, nodes: Iterable[MachineNode]
+    ) -> Mapping[str, tuple[Lack, ...]] | None:
+        """Return by uid the huge pages that pods have yet to take and that are not there.
+
+        None where the tree cannot be read. Without pods with huge pages nothing is read.
+        """
+        by_node = {node.id: node.hugepages for node in nodes}
+        sizes = {hugepages_type(size): size for pages in by_node.values() for size in pages}
+        left = {}
+        try:
+            for uid, allocation in target.ledger.allocations.items():
+                types = {block.type for block in blocks_of(allocation)} & sizes.keys()
+                if types:
+                    cgroups = self._cgroups_of(target, allocation)
+                    used = {name: self._pages_used(cgroups, sizes[name]) for name in types}
+                    known = {name: size for name, size in used.items() if size is not None}
+                    left[uid] = left_to_take(allocation, known)
+        except (OSError, CgroupError) as error:
+            # As with intruders: a failure that lasts is reported by the next comparison.
+            log.info("huge pages not compared", why=str(error))
+            return None
+        return pods_lacking(left, self.available(by_node)) if left else {}
+
+    def _pages_used(self, cgroups: Iterable[str], size: int) -> int | None:
+        """Return the bytes of huge pages that some cgroups use, None where one does not show it."""
+        used = 0
+        for cgroup in filter(self._tree.exists, cgroups):
+            (shown,) = self._tree.read_many(cgroup, (huge_pages(size).use,))
+            if shown is None or not shown.strip().isdecimal():
+                return None
+            used += int(shown)
+        return used
 
     def pods_around(self, target: Desired, cgroups: Collection[str]) -> frozenset[str]:
         """Return the uids of the pods in whose cgroups any of these lie, or that are bound to one.

@@ -19,11 +19,12 @@ from agent.server.pod_records import PodRecords
 from agent.server.pod_sources import PodSources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from agent.api.documents.status import RuntimeDocument
     from agent.api.documents.verification import DriftDocument, ReconcileDocument
     from agent.isolation.host import HostIsolation
+    from agent.managers.available import Lack
     from agent.managers.device.kubelet import KubeletListing
     from agent.managers.recovery import Displaced
     from agent.pods.model import GivenDevices, Pod
@@ -72,6 +73,9 @@ class Observations(Struct):
     #: The tasks that may run on exclusive CPUs of pods they do not belong to, None before they were
     #: looked for.
     intruding: Intruders | None = None
+    #: By uid the huge pages that pods had yet to take, and that were not there at the latest
+    #: comparison.
+    lacking: Mapping[str, tuple[Lack, ...]] = field(default_factory=dict)
     #: The messages of all other conditions, by subject.
     conditions: dict[str, str] = field(default_factory=dict)
 

@@ -32,7 +32,7 @@ class AdmissionDocument(Document, frozen=True):
     plan: PlanDocument | None = None
     #: The uid of the pod in whose place this pod is; null for none.
     replaced: str | None = None
-    #: What in the manifest has no effect.
+    #: What in the manifest has no effect, and what of the memory that the pod gets is not there.
     warnings: tuple[str, ...] = ()
 
 
@@ -50,6 +50,8 @@ class FitDocument(Document, frozen=True):
     #: Why the first copy does not fit that does not; with advice where no copy fits. Null if
     #: `limited`.
     rejection: RejectionDocument | None = None
+    #: What of the memory that the copies would get is not there.
+    warnings: tuple[str, ...] = ()
 
 
 class ResizeRequest(Document, frozen=True, forbid_unknown_fields=True):
