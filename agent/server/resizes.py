@@ -13,7 +13,7 @@ from msgspec import Struct
 from agent.managers.resize import OtherAmounts
 from agent.managers.specification import specification_of
 from agent.pods.changes import amount_of
-from agent.pods.model import full_name
+from agent.pods.model import ContainerKind, full_name
 from agent.pods.quantity import Quantity, QuantityError
 from agent.pods.validation import find_problems
 from agent.server.errors import ContainerNotFoundError, ResizeError, SourceResizeError
@@ -59,16 +59,18 @@ class Resize(Struct, frozen=True):
         return change
 
     def _container(self, pod: Pod) -> str | None:
-        names = tuple(each.name for each in pod.all_containers())
+        containers = pod.all_containers()
         if self.container:
+            names = tuple(each.name for each in containers)
             if self.container not in names:
                 raise ContainerNotFoundError(full_name(pod), self.container, names)
             return self.container
         if pod.resources is not None:
             return None
-        if len(names) > 1:
-            raise ResizeError(f"name the container: {some_of(names, _NAMED)}")
-        return names[0]
+        lasting = [each.name for each in containers if each.kind is not ContainerKind.INIT]
+        if len(lasting) > 1:
+            raise ResizeError(f"name the container: {some_of(lasting, _NAMED)}")
+        return lasting[0]
 
 
 def _specification(allocation: PodAllocation) -> Pod:

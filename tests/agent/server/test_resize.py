@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from msgspec.structs import replace
 
 from agent.api.documents.admissions import ResizeRequest
 from agent.server import metrics as names
+from agent.server.errors import RequestError
+from agent.server.resizes import resize_of
+from tests.agent.managers.drafts import allocated
+from tests.agent.managers.hosts import make_rules
+from tests.agent.pods.pods import app, guaranteed, init, pod, sidecar
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, next_event, running
 
 if TYPE_CHECKING:
     from agent.api.documents.admissions import AdmissionDocument
+    from agent.pods.model import Container
     from tests.agent.server.support import Running, World
 
 
@@ -34,6 +41,37 @@ async def admit(agent: Running, body: bytes) -> None:
 
 def cpus(agent: Running, uid: str = UID) -> str:
     return str(agent.controller.state.ledger.allocations[uid].exclusive_cpus)
+
+
+OWN = guaranteed("cpu=1 memory=64Mi")
+
+
+@pytest.mark.parametrize(
+    ("containers", "named", "expected"),
+    [
+        ((app("main", OWN),), "", "main"),
+        ((init("first", OWN), app("main", OWN)), "", "main"),
+        ((app("main", OWN), app("other", OWN)), "other", "other"),
+        ((app("main", OWN), app("other", OWN)), "", "name the container: main, other"),
+        ((sidecar("proxy", OWN), app("main", OWN)), "", "name the container: proxy, main"),
+        (
+            (app("main", OWN),),
+            "gone",
+            "pod default/p has no container 'gone'; its containers are main",
+        ),
+    ],
+)
+def test_without_a_name_the_container_is_the_one_that_can_be_resized(
+    containers: tuple[Container, ...], named: str, expected: str
+) -> None:
+    allocation = allocated(make_rules(), pod(*containers))
+    asked = resize_of(allocation.uid, ResizeRequest(container=named, cpus="2"))
+    if " " not in expected:
+        assert asked.change(allocation).container == expected
+        return
+    with pytest.raises(RequestError) as caught:
+        asked.change(allocation)
+    assert str(caught.value) == expected
 
 
 @in_loop
