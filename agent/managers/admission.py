@@ -304,21 +304,34 @@ def _merge(draft: Draft, container: ContainerDemand | None) -> Trace:
 def _spread(draft: Draft, container: ContainerDemand | None) -> Tiebreak | None:
     """Return the order of sets of nodes by what is free on them, if the pod is to be spread.
 
-    The most free CPUs come first, then memory, then devices, of what a container (None: the pod)
-    requests. None: the lowest sets come first, as on a machine whose hints are not listed.
+    Sets that could give all of what a container (None: the pod) requests come first
+    (`Pod.available`), then those with the most free CPUs, then memory, then devices. None: the
+    lowest sets come first, as on a machine whose hints are not listed.
     """
     demand, rules = draft.demand, draft.rules
     placement = demand.asked.placement or rules.policy.topology.placement
     if placement != Placement.SPREAD or not rules.machine.lists_hints:
         return None
     free: list[Mapping[int, int]] = []
+    asked: list[tuple[str, int]] = []
     for each in sorted(draft.managers, key=lambda each: (not each.of_nodes, each.cost)):
         if demand.active(each.name):
             part = demand.parts[each.name].pod if container is None else container.part(each.name)
             free += [each.free(draft, resource) for resource in each.resources(part)]
-    return lambda nodes: tuple(
-        [-sum([amounts.get(node, 0) for node in iter_bits(nodes)]) for amounts in free]
-    )
+            asked += [(name, each.amount(part, name)) for name in each.resources(part)]
+
+    def key(nodes: int) -> tuple[int, ...]:
+        there = [demand.pod.available.get(node, {}) for node in iter_bits(nodes)]
+        lacking = [
+            name
+            for name, amount in asked
+            if all(name in types for types in there)
+            and sum(types[name] for types in there) < amount
+        ]
+        most = [-sum([amounts.get(node, 0) for node in iter_bits(nodes)]) for amounts in free]
+        return len(lacking), *most
+
+    return key
 
 
 def _on_fewest_nodes(

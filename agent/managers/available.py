@@ -10,7 +10,7 @@ known what a node could give, nothing is said.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,12 +27,9 @@ if TYPE_CHECKING:
     from agent.managers.allocation import PodAllocation
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
-    from agent.pods.model import Pod
+    from agent.pods.model import Availability, Pod
     from sysfs.available import Available
     from sysfs.mask import Mask
-
-#: The bytes that nodes could give, by node and memory type; what is not known is left out.
-Availability: TypeAlias = "Mapping[int, Mapping[str, int]]"
 
 #: The most nodes that are tried for a pod.
 _MOST_TRIED: Final = 8

@@ -376,6 +376,8 @@ class GivenDevice(Struct, frozen=True):
     nodes: Mask = EMPTY
 
 
+#: The bytes that NUMA nodes could give, by node and memory type; what is not known is left out.
+Availability: TypeAlias = "Mapping[int, Mapping[str, int]]"
 #: The devices of each container by its name; a container without devices may be missing.
 GivenDevices: TypeAlias = "Mapping[str, tuple[GivenDevice, ...]]"
 NO_GIVEN_DEVICES: Final[GivenDevices] = MappingProxyType({})
@@ -394,8 +396,9 @@ class Pod(Struct, frozen=True):
     `status_qos` is `status.qosClass` of the manifest, which wins over the computed class.
     `overhead` is `spec.overhead`: what the runtime needs beside the containers (KEP-688).
     `os` is `spec.os.name`, "" where it is not stated.
-    `given_devices` are no part of the manifest: what the kubelet gave to the containers before the
-    pod is decided on.
+    No part of the manifest are `given_devices`, what the kubelet gave to the containers, and
+    `available`, what the nodes could give, both read before the pod is decided on; the latter only
+    where a decision depends on it (`Placement.SPREAD`).
     """
 
     uid: str
@@ -409,6 +412,7 @@ class Pod(Struct, frozen=True):
     overhead: Mapping[str, Quantity] = _NOTHING
     os: str = ""
     given_devices: GivenDevices = NO_GIVEN_DEVICES
+    available: Availability = MappingProxyType({})
 
     def all_containers(self) -> tuple[Container, ...]:
         """Return init containers, then app containers: the order in which they are admitted."""
@@ -424,7 +428,7 @@ def spec_digest(pod: Pod) -> str:
 
     Covered are the containers in order with name, kind, requests and limits, the pod-level
     resources, a stated QoS class and the overhead. Not covered are uid, name, namespace,
-    annotations, the operating system, devices that were given and how an amount was written.
+    annotations, the operating system, what was read beside and how an amount was written.
     """
     return digest_of(spec_text(pod))
 
@@ -483,7 +487,10 @@ class Placement(KeyChoice):
     PACKED = "packed", "the lowest nodes, as the kubelet"
     SPREAD = (
         "spread",
-        "the nodes with the most free CPUs, then memory, then devices; on hosts of up to 8 nodes",
+        (
+            "the nodes that other programs leave the memory that is asked for, then those with the "
+            "most free CPUs, then memory, then devices; on hosts of up to 8 nodes"
+        ),
     )
 
 

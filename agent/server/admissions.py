@@ -57,11 +57,11 @@ class Admissions:
     async def admit(self, pod: Pod, source: Source, *, replace_pod: bool) -> AdmissionDocument:
         """Admit a pod in its turn; raises `QueueStopped`, `BusyError` and what fails.
 
-        A caller that is cancelled before the turn begins no longer asks for it. What a kubelet gave
-        to the pod is asked before the pod enters the line.
+        A caller that is cancelled before the turn begins no longer asks for it. What is read
+        beside is read before the pod enters the line.
         """
         requested = self._steps.clock.monotonic()
-        informed = await self._decider.with_devices(pod, source)
+        informed = await self._decider.informed(pod, source)
         outcome: asyncio.Future[AdmissionDocument] = asyncio.get_running_loop().create_future()
 
         async def turn() -> None:

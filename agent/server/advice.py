@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from agent.api.documents.admissions import AdmissionDocument
     from agent.api.documents.rejections import FailedPodDocument, RejectionDocument
     from agent.managers.allocation import PodAllocation
-    from agent.managers.available import Availability, Lack
+    from agent.managers.available import Lack
     from agent.managers.decision import RejectionCause
     from agent.managers.ledger import Ledger
     from agent.managers.resize import OtherAmounts
     from agent.managers.rules import EffectivePolicy
-    from agent.pods.model import Pod
+    from agent.pods.model import Availability, Pod
     from agent.server.pod_records import RejectedPod
     from agent.server.state import AgentState
     from sysfs.mask import Mask

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from agent.api.documents.pods import PodDocument
     from agent.api.documents.rejections import FailedPodDocument
     from agent.api.documents.verification import ReconcileDocument, VerificationDocument
-    from agent.managers.available import Availability
     from agent.managers.bindings import Binding, Bindings
     from agent.managers.decision import Decision
     from agent.managers.violations import Violation
@@ -81,7 +80,7 @@ class Controller:
         self.decider = Decider(steps)
         self._effects = Effects(steps, self.rejections)
         self._admissions = Admissions(steps, self.decider, self._effects)
-        self.advice = Advisor(steps.state, self._availability)
+        self.advice = Advisor(steps.state, self.decider.available)
         self._endings = Endings(steps, self._remove, self.enforce, self.bind)
         #: The pods that run shared and are about to be saved, by uid.
         self._sharing: dict[str, SharedPod] = {}
@@ -256,11 +255,6 @@ class Controller:
 
         with operation("remove", uid=uid):
             await self.queue.run(save)
-
-    async def _availability(self) -> Availability:
-        """Return what the nodes could give now."""
-        nodes = [node.id for node in self.state.configured.rules.machine.nodes]
-        return await self.steps.observe(self.steps.kernel.available, nodes)
 
     async def verify(self) -> VerificationDocument:
         """Compare the kernel with the ledger without changing either."""

@@ -36,7 +36,7 @@ from agent.managers.admission import admit, remove
 from agent.managers.allocation import KUBELET
 from agent.managers.decision import Decision, Question, Reason, Rejection
 from agent.managers.resize import is_resize, resize
-from agent.pods.model import extended_resource_fault
+from agent.pods.model import PLACEMENT, Placement, extended_resource_fault
 from agent.progress import moved
 from agent.server.preparations import ASKED
 from agent.server.queue import Job, outcome_of
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from agent.managers.allocation import PodAllocation, Source
     from agent.managers.decision import Suspended
     from agent.managers.ledger import Ledger
-    from agent.pods.model import Pod
+    from agent.pods.model import Availability, Pod
     from agent.server.configured import ConfiguredHost
     from agent.server.steps import Steps
 
@@ -159,7 +159,24 @@ class Decider:
         others = self._state.namesakes(pod)
         return others[0] if len(others) == 1 else None
 
-    async def with_devices(self, pod: Pod, source: Source) -> Pod:
+    async def informed(self, pod: Pod, source: Source) -> Pod:
+        """Return a pod with what is read before it is decided on.
+
+        That are the devices that a kubelet gave to its containers, and where it is to be spread,
+        what the nodes could give. Raises `BusyError` if too many readings wait.
+        """
+        rules, pod = self._state.configured.rules, await self._with_devices(pod, source)
+        placement = pod.annotations.get(PLACEMENT) or rules.policy.topology.placement
+        if placement != Placement.SPREAD or not rules.static_memory or pod.available:
+            return pod
+        return replace(pod, available=await self.available())
+
+    async def available(self) -> Availability:
+        """Return what the nodes could give now; raises `BusyError`."""
+        nodes = [node.id for node in self._state.configured.rules.machine.nodes]
+        return await self._steps.observe(self._steps.kernel.available, nodes)
+
+    async def _with_devices(self, pod: Pod, source: Source) -> Pod:
         """Return a pod with the devices that the kubelet beside the agent gave to its containers.
 
         Only the kubelet's own pods are looked up, and of these only pods that ask for an extended

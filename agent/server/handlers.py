@@ -26,6 +26,7 @@ from agent.api.documents.admissions import AdmissionDocument, BindRequest, Resiz
 from agent.api.documents.document import decode, encode
 from agent.api.documents.maintenance import CordonRequest
 from agent.api.documents.pods import PodListDocument
+from agent.managers.allocation import API
 from agent.managers.node_fit import not_allocated
 from agent.pods.manifest import API_SOURCE, load_manifest
 from agent.pods.model import REQUIRE, ManifestError, Quality, unknown_qualities
@@ -171,6 +172,7 @@ class Api:
                 with operation("admit"):
                     self._controller.rejections.report_invalid_request(error)
             raise
+        pod = await self._controller.decider.informed(pod, API)
         # 2. Admit it, or try whether it would be admitted.
         admit = self._controller.preview if dry_run else self._controller.admit
         answer = await admit(pod, replace_pod=replaces)
@@ -190,7 +192,8 @@ class Api:
 
     async def _fit(self, request: Request) -> Response:
         most = request.number("most", MOST_COPIES, MOST_COPIES)
-        pod = (await self._manifest_of(await _body(request))).pod
+        manifest = await self._manifest_of(await _body(request))
+        pod = await self._controller.decider.informed(manifest.pod, API)
         return json_answer(await self._controller.advice.fit(pod, most))
 
     async def _list(self, _request: Request) -> Response:

@@ -22,7 +22,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.available import (
-    Availability,
     Lack,
     availability,
     blocks_of,
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
     from agent.managers.allocation import PodAllocation
     from agent.managers.bindings import Binding
     from agent.managers.machine import MachineNode
+    from agent.pods.model import Availability
     from agent.reconcile.assigned import AssignedFiles
     from agent.reconcile.drivers import UnitState
     from agent.reconcile.enforcer import Enforcer

@@ -60,7 +60,7 @@ class SourceAdmissions:
         """Return whether a pod would be admitted now."""
         decider = self._controller.decider
         try:
-            pod = await decider.with_devices(pod, source)
+            pod = await decider.informed(pod, source)
             return decider.preview(pod, source).allocation is not None
         except Exception as error:
             raise _failed(source, error) from error

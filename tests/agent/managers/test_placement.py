@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from agent.managers.admission import admit
 from agent.managers.machine import Machine
-from agent.pods.model import PLACEMENT, Placement
+from agent.pods.model import MEMORY, PLACEMENT, Placement
 from agent.pods.validation import find_problems
 from sysfs.described import regular_host
 from sysfs.mask import Mask
@@ -72,6 +72,25 @@ def test_memory_counts_where_cpus_are_equal() -> None:
     ledger = with_pod(rules, memory)
     assert str(ledger.allocations["u-0"].containers[0].mems) == "0"
     assert allocated(rules, asking(1), ledger).exclusive_cpus == Mask.parse("9-10")
+
+
+@pytest.mark.parametrize("scope", [CONTAINER, POD])
+def test_nodes_that_others_leave_enough_come_first_where_pods_are_spread(
+    scope: TopologyManagerScope,
+) -> None:
+    gib = 1 << 30
+    left = {0: {MEMORY: 9 * gib}, 1: {MEMORY: gib // 2}, 2: {MEMORY: 9 * gib}}
+    for placement, available, cpus in (
+        (Placement.SPREAD, {}, "8-9"),  # of node 0 a CPU is reserved
+        (Placement.SPREAD, left, "16-17"),
+        (Placement.SPREAD, left | {3: {MEMORY: 0}}, "16-17"),
+        (Placement.SPREAD, left | {2: {MEMORY: 0}}, "24-25"),  # what node 3 has is not known
+        (Placement.SPREAD, {node: {MEMORY: 0} for node in range(4)}, "8-9"),
+        (Placement.PACKED, {0: {MEMORY: 0}}, "1-2"),
+    ):
+        rules = placing(make_rules(FOUR, SINGLE, scope), placement)
+        found = allocated(rules, replace(asking(1), available=available))
+        assert found.exclusive_cpus == Mask.parse(cpus)
 
 
 @given(drawn=rule_sets(), asked=st.lists(pods(), min_size=1, max_size=3))

@@ -85,6 +85,23 @@ async def test_a_pod_that_is_given_what_others_have_is_warned_of_and_hears_of_an
 
 
 @in_loop
+async def test_a_pod_that_is_to_be_spread_goes_where_others_leave_it_enough(paged: World) -> None:
+    free(paged, 0, 4)
+    free(paged, 1, 0)  # node 1 has more CPUs, as one of node 0 is reserved
+    spread = "agent.numawarden/placement: spread"
+    async with running(paged) as agent:
+        admit, fit = agent.client.admit, agent.client.fit
+        found = await asyncio.to_thread(fit, pages(UID, annotation=spread), 1)
+        assert (found.on, found.warnings) == ({"0": 1}, ())
+        for dry_run in (True, False):
+            answer = await asyncio.to_thread(
+                partial(admit, pages(UID, annotation=spread), dry_run=dry_run)
+            )
+            assert answer.pod is not None
+            assert (answer.pod.containers[0].mems, answer.warnings) == ("0", ())
+
+
+@in_loop
 async def test_fit_says_which_copy_would_lack_memory(paged: World) -> None:
     async with running(paged) as agent:
 
