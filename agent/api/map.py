@@ -26,9 +26,11 @@ from agent.api.documents.map import (
 from agent.api.map_warnings import map_warnings
 from agent.api.views import policy_document
 from agent.managers.allocation import Isolation
+from agent.managers.cpu.manager import shared_cpus
 from agent.managers.device.kubelet import NOT_LISTED, kubelet_devices
 from agent.managers.memory.state import hugepages_type, memory_charge
 from agent.managers.policy import NO_CORDON
+from agent.managers.pools import pod_pools
 from agent.pods.model import MEMORY, ContainerKind
 from sysfs.mask import EMPTY
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from agent.managers.device.kubelet import KubeletListing
     from agent.managers.ledger import Ledger
     from agent.managers.policy import Policy
+    from agent.managers.pools import PodPool
     from agent.managers.quality import Intrusion
     from agent.managers.rules import EffectivePolicy
     from agent.managers.violations import Violation
@@ -78,8 +81,9 @@ def map_of_allocations(
     """
     allocations = tuple(ledger.allocations.values())
     cpus = tuple(_cpus(host, owners_of(allocations), rules.policy))
+    pools = pod_pools(rules, allocations, shared_cpus(rules, ledger))
     pods = tuple(
-        _pod(pod, not_found.get(pod.uid, ("", ())), intrusions.get(pod.uid, ()))
+        _pod(pod, pools.get(pod.uid), not_found.get(pod.uid, ("", ())), intrusions.get(pod.uid, ()))
         for pod in allocations
     )
     warnings, more_warnings = map_warnings(
@@ -277,6 +281,7 @@ def _of_kubelet(
 
 def _pod(
     allocation: PodAllocation,
+    pool: PodPool | None,
     not_found: tuple[str, tuple[str, ...]],
     intruding: Iterable[Intrusion],
 ) -> MapPodDocument:
@@ -303,4 +308,5 @@ def _pod(
         absence=absence,
         idle_cpus=str(allocation.idle),
         not_exclusive=str(not_exclusive),
+        pool="" if pool is None else pool.name,
     )

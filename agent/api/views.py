@@ -100,10 +100,12 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
     cdi_names: Mapping[str, str] = MappingProxyType({}),
     kubelet: KubeletListing = NOT_LISTED,
     slow: Slowness | None = None,
+    pool: str = "",
 ) -> PodDocument:
     """Return the document of one pod.
 
-    `shared_pool` are the CPUs of the node's pool. Without a `record` the kernel was not observed (a
+    `shared_pool` are the CPUs of containers without their own, in the pool of this name or, for "",
+    in that of the node. Without a `record` the kernel was not observed (a
     dry run). `kernel` are the cgroups by container; None stands for the pod. `invalid` are the
     violations of all pods. `intruding` is what may use exclusive CPUs of the pod, `judgements` its
     verdict. `cdi_names` are the names of containers in the CDI file of the pod, if it is written.
@@ -165,6 +167,7 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
             for judgement in judgements
         ),
         slow=slow,
+        pool=pool,
         admission_seconds=None if record is None else record.admission_seconds,
     )
 

@@ -70,7 +70,7 @@ def pod_lines(pod: PodDocument) -> Iterator[str]:
     yield from labelled("  ", start_lines(pod))
     for container in pod.containers:
         yield ""
-        yield from _resource_lines(container)
+        yield from _resource_lines(pod, container)
         yield from labelled("  ", delivery_lines(container.delivery))
         yield f"  hint      {hint_text(container.hint)}"
         for cgroup in container.kernel:
@@ -115,7 +115,8 @@ def container_lines(pod: PodDocument, *, reasons: bool = False) -> Iterator[str]
     width = max((len(container.name) for container in pod.containers), default=0)
     below = f"  {'':{width}}  "
     for container in pod.containers:
-        parts = [f"CPUs {container.cpus} ({_sharing_text(container)})", *_memory_parts(container)]
+        cpus = f"CPUs {container.cpus} ({_sharing_text(pod, container)})"
+        parts = [cpus, *_memory_parts(container)]
         yield f"  {container.name:{width}}  {', '.join(parts)}"
         if reasons and container.why and container.isolation != Isolation.CONTAINER:
             yield f"{below}not exclusive: {container.why}"
@@ -183,7 +184,7 @@ def _comparable_lines(pod: PodDocument) -> Iterator[str]:
     yield from _budget_lines(pod)
     for container in pod.containers:
         yield ""
-        yield from _resource_lines(container)
+        yield from _resource_lines(pod, container)
 
 
 def _identity_lines(pod: PodDocument) -> Iterator[str]:
@@ -248,10 +249,10 @@ def _lacking_lines(pod: PodDocument) -> Iterator[str]:
             yield f"{quality.container} is not {quality.quality}: {quality.why}"
 
 
-def _resource_lines(container: ContainerDocument) -> Iterator[str]:
+def _resource_lines(pod: PodDocument, container: ContainerDocument) -> Iterator[str]:
     """Yield the CPUs, memory and devices of a container."""
     yield f"{container.name} ({container.kind} container, isolation {container.isolation})"
-    yield f"  CPUs      {container.cpus} ({_sharing_text(container)})"
+    yield f"  CPUs      {container.cpus} ({_sharing_text(pod, container)})"
     memory = ", ".join(map(memory_text, container.memory))
     shared = " (of the pod, shared in it)" if memory and _has_memory_of_pod(container) else ""
     yield f"  memory    {memory or 'not pinned'}{shared}"
@@ -278,8 +279,10 @@ def _has_memory_of_pod(container: ContainerDocument) -> bool:
     return container.sharing in {"pod", "budget"}
 
 
-def _sharing_text(container: ContainerDocument) -> str:
+def _sharing_text(pod: PodDocument, container: ContainerDocument) -> str:
     """Return which containers share the CPUs of a container."""
+    if pod.pool and container.sharing == "node":
+        return f"the pool {pod.pool}"
     if container.sharing != "overlapping":
         return _SHARED_WITH.get(container.sharing, container.sharing)
     is_init = container.kind == ContainerKind.INIT

@@ -28,10 +28,10 @@ _UNLIMITED: Final = -1
 def adjustment_of(pod: PodAllocation, name: str, pool: Mask) -> Adjustment | None:
     """Return the settings of a container at its start, None if the agent sets none.
 
-    `pool` is the node's shared pool. The agent sets the CPUs and the quota of each container of a
-    pod with exclusive CPUs, also of ephemeral ones, which are not in the specification. In any
-    other pod a container inherits the pool and has the kubelet's quota; the agent sets its memory
-    nodes, if it has some.
+    `pool` are the CPUs of the pod's containers without CPUs of their own. The agent sets the CPUs
+    and the quota of each container of a pod with exclusive CPUs, also of ephemeral ones, which are
+    not in the specification. In any other pod a container inherits the pool and has the kubelet's
+    quota; the agent sets its memory nodes, if it has some.
     """
     container, quotas = pod.container(name), pod_quotas(pod)
     if container is None:

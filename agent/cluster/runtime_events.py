@@ -206,7 +206,7 @@ class RuntimeEvents:
         """Do nothing: its allocation is the pod's."""
 
     def _adjustment(self, pod: PodAllocation, container: str) -> Adjustment | None:
-        return adjustment_of(pod, container, self._controller.state.shared_cpus)
+        return adjustment_of(pod, container, self._controller.state.shared_cpus_of(pod))
 
     def _requests_exclusive(self, pod: Pod) -> bool:
         demand = self._controller.state.configured.rules.demand(pod)

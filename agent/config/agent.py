@@ -13,6 +13,7 @@ from agent.config.durations import period
 from agent.config.isolation import IsolationConfig
 from agent.config.keys import Section, key, section, switch
 from agent.config.kinds import one_of, some_of, whole_number
+from agent.config.pools import POOLS, PoolConfig
 from agent.config.text_kinds import (
     IGNORED_RESOURCES,
     IP_ADDRESS,
@@ -211,6 +212,15 @@ class AgentConfig(Section, frozen=True):
         "Under best-effort: where the node of a pod's devices has too few CPUs or too little "
         "memory, give it all of these on another node, rather than a part of them on each. The "
         "kubelet divides them.",
+    )
+    pools: tuple[PoolConfig, ...] = key(
+        (),
+        POOLS,
+        "Pools of shared CPUs, each a part of the node's shared pool in which some pods run. A pod "
+        "is in the pool that its annotation cpu.numawarden.dev/pool names, else in that of its "
+        "namespace, else in that of its QoS class. See docs/containers.md.",
+        example="- name: batch\n  cpus: 8-15\n  qosClasses: [BestEffort]\n"
+        "- name: near\n  nodes: 0\n  memory: bound\n",
     )
     isolation: IsolationConfig = section(IsolationConfig())
     metrics: MetricsConfig = section(MetricsConfig())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.config.policy_options import PREFER_CLOSEST, socket_problems
+from agent.config.pools import pool_problems
 from agent.config.reservations import reserved_memory, totals_of
 from agent.managers.errors import NodeDistancesError
 from agent.managers.memory.state import page_size
@@ -36,7 +37,15 @@ def find_host_problems(config: Config, machine: Machine, offline: Mask) -> list[
         *_memory_class_problems(config, machine),
         *_device_problems(config, machine),
         *_distance_problems(config, machine),
+        *pool_problems(config.agent.pools, machine, offline, _kept(config)),
     ]
+
+
+def _kept(config: Config) -> Mask:
+    """Return the listed CPUs that no shared container has."""
+    static = config.cpu_manager_policy is CpuManagerPolicy.STATIC
+    strict = static and config.cpu_options.strict_cpu_reservation
+    return (config.reserved_system_cpus or EMPTY) if strict else EMPTY
 
 
 def _cpu_problems(config: Config, machine: Machine, offline: Mask) -> Iterator[Mistake]:

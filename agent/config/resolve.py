@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from agent.config.host_checks import find_host_problems
 from agent.config.model import ConfigError
+from agent.config.pools import pools_on
 from agent.config.reservations import reserved_memory, reserved_millis, totals_of
 from agent.managers.cpu.reservation import reserve_cpus
 from agent.managers.device.kubelet import GivenDeviceManager
@@ -93,6 +94,7 @@ def _policy(
         devices=config.agent.devices,
         fit=_node_fit(config, machine),
         version=config.version,
+        pools=pools_on(config.agent.pools, machine),
     )
 
 

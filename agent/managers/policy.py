@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from agent.managers.versions import NEWEST, KubernetesVersion
-from agent.pods.model import ANY_MEMORY, MEMORY_CLASSES, Placement, allows_memory
+from agent.pods.model import ANY_MEMORY, MEMORY_CLASSES, Placement, QosClass, allows_memory
 from agent.values import KeyChoice, Saved
 from sysfs.mask import EMPTY, Mask
 
@@ -158,6 +158,19 @@ class PluginDevice(Struct, frozen=True, gc=False):
     away: bool = False
 
 
+class Pool(Struct, frozen=True):
+    """One pool of shared CPUs (`agent.pools`)."""
+
+    name: str
+    #: The host may lack some of them.
+    cpus: Mask
+    #: The pods that are in it without naming it: of these namespaces, then of these classes.
+    namespaces: tuple[str, ...] = ()
+    qos_classes: frozenset[QosClass] = frozenset()
+    #: Whether the memory of its pods is on the nodes of its CPUs.
+    bound: bool = False
+
+
 class NodeFit(Struct, frozen=True):
     """What all pods together may request (the kubelet's node allocatable and `maxPods`).
 
@@ -218,6 +231,7 @@ class Policy(Struct, frozen=True):
     fit: NodeFit | None = None
     cordon: Cordon = NO_CORDON
     version: KubernetesVersion = NEWEST
+    pools: tuple[Pool, ...] = ()
 
     @property
     def pod_level_managers(self) -> bool:

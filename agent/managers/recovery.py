@@ -86,22 +86,26 @@ def shown_allocation(
     rules: EffectivePolicy,
     pod: ObservedPod,
     others: Sequence[ObservedContainer],
-    pool: Mask = EMPTY,
+    shared: Collection[Mask] = (),
 ) -> PodAllocation | None:
     """Return the allocation without a name that a pod's cgroups show, None when they show none.
 
-    `others` are the cgroups of all other pods. `pool` is the node's shared pool as known from a
-    checkpoint: a cgroup with exactly these CPUs has no exclusive CPUs.
+    `others` are the cgroups of all other pods. `shared` are the node's shared pool and those of
+    `agent.pools`, as known from a checkpoint: a cgroup with exactly the CPUs of one has no
+    exclusive CPUs.
     """
     if pod.qos is not QosClass.GUARANTEED:
         return None  # other classes have no exclusive resources
     containers = tuple(
         _container(
-            rules, seen, pod, exclusive=seen.cpus != pool and _is_exclusive(rules, seen, others)
+            rules,
+            seen,
+            pod,
+            exclusive=seen.cpus not in shared and _is_exclusive(rules, seen, others),
         )
         for seen in pod.containers
     )
-    whole = pod.own.cpus != pool and _is_exclusive(rules, pod.own, others)
+    whole = pod.own.cpus not in shared and _is_exclusive(rules, pod.own, others)
     if not whole and not any(one.cpus is not None or one.memory for one in containers):
         return None
     return PodAllocation(
@@ -224,14 +228,17 @@ def recover(
     if not rules.static_cpus and not rules.static_memory:
         return Recovery(ledger)
     # Without a checkpoint the shared pool is unknown: a lone pod in it counts as exclusive.
-    pool = shared_cpus(rules, ledger) if ledger.allocations else EMPTY
+    shared: Collection[Mask] = ()
+    if ledger.allocations:
+        node = shared_cpus(rules, ledger)
+        shared = (node, *(pool.cpus & node for pool in rules.policy.pools))
     observed = [pod for pod in pods if pod.uid in ledger.allocations or pod.uid not in orphaned]
     unknown = [pod for pod in observed if pod.uid not in ledger.allocations]
     found: dict[str, PodAllocation] = {}
     notes: list[str] = []
     for pod in unknown:
         others = _others(observed, pod)
-        allocation = shown_allocation(rules, pod, others, pool)
+        allocation = shown_allocation(rules, pod, others, shared)
         if allocation is not None:
             found[pod.uid] = allocation
         notes += contradictions(rules, pod, others)

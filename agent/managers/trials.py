@@ -8,7 +8,7 @@ well, since only these are tried, in this order:
 2. The pod-level budget is larger: where containers that share it would have nothing.
 3. Limits equal requests: where the pod requires CPUs of its own.
 4. A container requests whole CPUs, or whole cores: where the pod requires that.
-5. An annotation is left out that asks for idle siblings, or for a class of memory.
+5. An annotation is left out that asks for idle siblings, for a class of memory, or for a pool.
 6. One key of the policy demands less.
 7. One request is smaller, or is rounded up to whole cores. The same containers as before must be
    eligible for exclusive resources: less isolation is not what was asked for.
@@ -51,6 +51,7 @@ from agent.pods.model import (
     CPU,
     MEMORY,
     MEMORY_CLASSES,
+    POOL,
     SMT,
     Quality,
     Resources,
@@ -237,12 +238,13 @@ def _other_request(container: str | None, resource: str, before: int, amount: in
 
 def _annotation(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Advice | None]:
     policy = rules.policy
-    for item, mode, loss in (
-        (SMT, policy.cpu.idle_siblings, _SIBLINGS),
-        (MEMORY_CLASSES, policy.memory.usual_classes, "its memory may be of any class"),
+    of_memory, asked = isolation_annotation(MEMORY_CLASSES), IsolationMode.ASKED
+    for name, counts, loss in (
+        (isolation_annotation(SMT), policy.cpu.idle_siblings == asked, _SIBLINGS),
+        (of_memory, policy.memory.usual_classes == asked, "its memory may be of any class"),
+        (POOL, True, "it runs in another pool, or in all of the shared one"),
     ):
-        name = isolation_annotation(item)
-        if mode != IsolationMode.ASKED or name not in pod.annotations:
+        if not counts or name not in pod.annotations:
             continue
         text = f"leave out the annotation {name} ({loss})"
         advice = Advice(AdviceKind.ANNOTATION, text, key=name, loss=loss)

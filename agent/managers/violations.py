@@ -31,6 +31,7 @@ class Rule(StrEnum):
     FULL_PCPUS_ONLY = "full-pcpus-only"
     IDLE_SIBLINGS = "isolation.smt"
     SHARED_POOL = "shared pool"
+    POOLS = "agent.pools"
     MEMORY_POLICY = "memoryManagerPolicy"
     MEMORY_NODE = "memory node missing"
     MEMORY_TYPE = "memory type missing"

@@ -481,6 +481,10 @@ CORES: Final = "cores"
 PLACEMENT: Final = "agent.numawarden/placement"
 
 
+#: The annotation: the name of the pool of shared CPUs that the pod is in (`agent.pools`).
+POOL: Final = "cpu.numawarden.dev/pool"
+
+
 class Placement(KeyChoice):
     """Which of the sets of NUMA nodes that the policy holds equal is taken."""
 
@@ -514,6 +518,7 @@ ANNOTATIONS: Final = frozenset(
         EXCLUSIVE,
         NEAR_NODES,
         PLACEMENT,
+        POOL,
         REQUIRE,
         ROUND_UP,
         UNIT,

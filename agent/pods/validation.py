@@ -19,6 +19,7 @@ from agent.pods.model import (
     MEMORY,
     NEAR_NODES,
     PLACEMENT,
+    POOL,
     ROUND_UP,
     Placement,
     Resources,
@@ -136,6 +137,10 @@ def _annotations(pod: Pod) -> Iterator[Mistake]:
     if placement is not None and placement not in list(Placement):
         fault = f"{placement[:40]!r} is not one of {', '.join(Placement)}"
         yield Mistake(join("metadata.annotations", PLACEMENT), fault)
+    pool = pod.annotations.get(POOL)
+    if pool is not None and (rule := label_fault(pool)) is not None:
+        fault = f"{shown(pool)} is not the name of a pool: {rule}"
+        yield Mistake(join("metadata.annotations", POOL), fault)
     if fault := near_nodes_fault(pod.annotations):
         yield Mistake(join("metadata.annotations", NEAR_NODES), fault)
     if (rounding := pod.annotations.get(ROUND_UP, CORES)) != CORES:

@@ -10,7 +10,9 @@ the pool writes the two classes and those pods, however many pods and containers
 kinds of cgroups cannot inherit the pool and carry it themselves: a container that shares in a pod
 with exclusive CPUs, a container that was bound to a cgroup outside of its pod's, and the pods of a
 class in which a pod has CPUs of its own. The cgroup of such a class has the pool and these CPUs, so
-that it confines its pods, and the partitions beside it stay valid.
+that it confines its pods, and the partitions beside it stay valid. The cgroup of a pod in a pool of
+its own (`agent.pools`) carries that, and what is in it inherits: a change of the pool writes each
+of these pods once.
 
 The cgroup of all pods has no cpuset of its own: one that another process wrote there confines every
 pod inside.
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from agent.managers.allocation import PodAllocation
+    from agent.managers.pools import PodPool
     from agent.reconcile.container_settings import ContainerSettings
     from agent.reconcile.enforced import EnforcedControllers
     from agent.reconcile.identify import Located
@@ -187,7 +190,7 @@ def desired_cgroups(
     desired: list[DesiredCgroup] = []
     allocations = target.ledger.allocations
     for uid, located in identified.pods.items():
-        desired.extend(pods.of(allocations[uid], located))
+        desired.extend(pods.of(allocations[uid], located, target.pools.get(uid)))
     for orphan in identified.orphaned:
         desired.extend(_orphaned(orphan, pool))
     above = _above_pods(identified, pool, _nodes_of(desired, host), classes, limits, enforced)
@@ -399,7 +402,9 @@ class KnownPods:
     def __init__(self) -> None:
         self._pool = SharedPool(EMPTY, EMPTY)
         self._enforced = EVERYTHING
-        self._pods: dict[str, tuple[PodAllocation, LocatedPod, tuple[DesiredCgroup, ...]]] = {}
+        self._pods: dict[
+            str, tuple[PodAllocation, LocatedPod, PodPool | None, tuple[DesiredCgroup, ...]]
+        ] = {}
 
     def start(
         self,
@@ -414,14 +419,22 @@ class KnownPods:
         if len(self._pods) > len(allocations):
             self._pods = {uid: one for uid, one in self._pods.items() if uid in allocations}
 
-    def of(self, pod: PodAllocation, located: LocatedPod) -> tuple[DesiredCgroup, ...]:
-        """Return what is desired of a pod's cgroup and of those of its containers."""
+    def of(
+        self, pod: PodAllocation, located: LocatedPod, own: PodPool | None = None
+    ) -> tuple[DesiredCgroup, ...]:
+        """Return what is desired of a pod's cgroup and of those of its containers.
+
+        `own` is the pool that the pod is in, which its cgroup carries.
+        """
         before = self._pods.get(pod.uid)
-        if before is not None and before[0] is pod and before[1] == located:
-            return before[2]
-        desired = tuple(_pod(pod, located, self._pool, self._enforced))
+        if before is not None and before[0] is pod and before[1:3] == (located, own):
+            return before[3]
+        pool, mems = self._pool, EMPTY
+        if own is not None:
+            pool, mems = replace(pool, cpus=own.cpus, carriers=()), own.mems
+        desired = tuple(_pod(pod, located, pool, self._enforced, mems))
         if not located.boundary:  # of such a pod the containers are not known
-            self._pods[pod.uid] = (pod, located, desired)
+            self._pods[pod.uid] = (pod, located, own, desired)
         return desired
 
 
@@ -514,7 +527,11 @@ def _host(setting: Setting, desired: Iterable[DesiredCgroup]) -> DesiredCgroup:
 
 
 def _pod(
-    pod: PodAllocation, located: LocatedPod, pool: SharedPool, enforced: EnforcedControllers
+    pod: PodAllocation,
+    located: LocatedPod,
+    pool: SharedPool,
+    enforced: EnforcedControllers,
+    mems: Mask,
 ) -> Iterator[DesiredCgroup]:
     quotas = pod_quotas(pod, enforced.period_us)
     allocated = {c.name: container_settings(c, pool.cpus, quotas) for c in pod.containers}
@@ -532,7 +549,7 @@ def _pod(
     cpus = _union(pod.cpus, (each.cpus for each in (*allocated.values(), *inside))) or None
     setting = replace(
         pool.inherited(located.cgroup) or Setting(located.cgroup, cpus=cpus),
-        mems=_pod_mems(pod, allocated.values()),
+        mems=_pod_mems(pod, allocated.values(), mems),
         exclusive=bool(pod.exclusive_cpus),
         values=pod_values(pod, quotas.pod, enforced),
     )
@@ -611,11 +628,18 @@ def _orphaned(orphan: OrphanedCgroup, pool: SharedPool) -> Iterator[DesiredCgrou
         yield DesiredCgroup(pool.below(path, pool.cpus or None), Role.ORPHANED, "")
 
 
-def _pod_mems(pod: PodAllocation, allocated: Collection[ContainerSettings]) -> Mask | None:
-    """Return the nodes of a pod's cgroup, None while any container may use all of the host's."""
-    if not pod.memory and any(settings.mems is None for settings in allocated):
-        return None
+def _pod_mems(
+    pod: PodAllocation, allocated: Collection[ContainerSettings], bound: Mask
+) -> Mask | None:
+    """Return the nodes of a pod's cgroup, None while any container may use all of the host's.
+
+    `bound` are those of containers without pinned memory, empty for all of the host's.
+    """
     budget = _union(None, (block.nodes for block in pod.memory))
+    if not pod.memory and any(settings.mems is None for settings in allocated):
+        if not bound:
+            return None
+        budget = bound
     return _union(budget, (settings.mems for settings in allocated)) or None
 
 

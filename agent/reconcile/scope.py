@@ -70,9 +70,10 @@ def scope_of(
     """Return what has to be observed so that the kernel enforces `after`; None is everything.
 
     `before` was enforced in full (None: unknown). Of the pods `uids` those in the ledger are
-    observed in any case. `shares` returns whether a container of a pod (uid) runs in a shared pool,
-    `inheriting` are the pods (uids) that inherit the pool from a cgroup above. `all_pods` is the
-    cgroup of all pods, `classes` are those of the pods in `after`.
+    observed in any case, as are those whose pool of shared CPUs changed. `shares` returns whether a
+    container of a pod (uid) runs in a shared pool, `inheriting` are the pods (uids) that inherit
+    the pool from a cgroup above. `all_pods` is the cgroup of all pods, `classes` are those of the
+    pods in `after`.
     """
     # 1.
     if before is None or before.capacity != after.capacity:
@@ -81,6 +82,8 @@ def scope_of(
     # `differences` compares objects: an allocation may be made again with the same content.
     changed = [uid for uid in differences(old, new) if old.get(uid) != new.get(uid)]
     concerned = {*changed, *_rebound(before.bindings, after.bindings), *uids}
+    if before.pools or after.pools:
+        concerned |= {uid for uid in new if before.pools.get(uid) != after.pools.get(uid)}
     pods = {uid for uid in concerned if uid in new}
     gone = tuple(old[uid] for uid in changed if uid in old)
     # 2.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from agent.managers.allocation import ContainerAllocation, MemoryBlock, PodAllocation
     from agent.managers.bindings import Bindings
     from agent.managers.ledger import Ledger
+    from agent.managers.pools import PodPool
     from sysfs.host import Host, WithheldCpus
     from sysfs.mask import Mask
 
@@ -44,6 +45,8 @@ class Desired(Struct, frozen=True):
     capacity: Mapping[str, int] = MappingProxyType({})
     #: What pods lack of their allocations since it is withheld, a sentence by uid.
     lacking: Mapping[str, str] = MappingProxyType({})
+    #: What pods in a pool may use of the node's shared pool, by uid.
+    pools: Mapping[str, PodPool] = MappingProxyType({})
 
 
 def usable(ledger: Ledger, host: Host, known: Ledger | None = None) -> Ledger:

@@ -176,7 +176,7 @@ class Effects:
         self._rejections.forget(allocation)
         counters, resized = self._steps.metrics.counters, proposal.decision.resized
         counters.add(*((names.RESIZES, "resized") if resized else (names.ADMISSIONS, "admitted")))
-        fields = allocation_fields(allocation, self._state.shared_cpus)
+        fields = allocation_fields(allocation, self._state.shared_cpus_of(allocation))
         record = self._state.observed.records.of(uid)
         seconds = self._steps.clock.monotonic() - proposal.request.requested
         if not resized:
@@ -208,7 +208,7 @@ class Effects:
         allocation, record = state.ledger.allocations[uid], state.observed.records.of(uid)
         if confirmed:
             state.observed.displaced.pop(uid, None)
-            fields = allocation_fields(allocation, state.shared_cpus)
+            fields = allocation_fields(allocation, state.shared_cpus_of(allocation))
             enforced, source = not record.unenforced, str(allocation.source)
 
             def report() -> None:

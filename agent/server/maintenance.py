@@ -26,6 +26,7 @@ from agent.managers.cordons import CordonEntry
 from agent.managers.cpu.manager import exclusive_cpus, shared_pool, uncordoned_shared_cpus
 from agent.managers.drain import drain, used
 from agent.managers.policy import Cordon
+from agent.managers.pools import emptied
 from agent.managers.rules import with_cordon
 from agent.pods.model import full_name
 from agent.server.errors import CordonRejectedError, CordonTargetError, NotCordonedError
@@ -184,7 +185,11 @@ def _rejection(rules: EffectivePolicy, ledger: Ledger, cordon: Cordon) -> str:
     Where none is left to them already, a cordon makes nothing worse and is not rejected.
     """
     cordoned = with_cordon(rules, rules.policy.cordon | cordon)
-    if uncordoned_shared_cpus(cordoned, ledger) or not uncordoned_shared_cpus(rules, ledger):
+    before, left = uncordoned_shared_cpus(rules, ledger), uncordoned_shared_cpus(cordoned, ledger)
+    pods = ledger.allocations.values()
+    if pool := emptied(rules.policy, pods, before - left, left):
+        return f"no CPU would be left for {pool}: {cordoned.cordoned_cpus} would be cordoned"
+    if left or not before:
         return ""
     exclusive = exclusive_cpus(ledger) - cordoned.cordoned_cpus
     others = f", and {exclusive} are allocated exclusively" if exclusive else ""

@@ -21,6 +21,7 @@ from agent.config.capacity import admits_nothing
 from agent.isolation.report import NOT_APPLIED
 from agent.managers.cpu.manager import shared_cpus, shared_pool
 from agent.managers.device.kubelet import NOT_LISTED, KubeletListing
+from agent.managers.pools import pod_pools, shared_cpus_of
 from agent.managers.quality import invalid_allocations
 from agent.pods.model import full_name
 from agent.reconcile.exclusivity import intrusions
@@ -191,13 +192,19 @@ class AgentState(Struct):
         """Return the desired state of the kernel for another ledger, such as that of a dry run."""
         host, rules = self.configured.host, self.configured.rules
         before = self._usable[1] if self._usable and self._usable[0] is host else None
+        allocated, shared = usable(ledger, host, before), shared_cpus(rules, ledger)
         return Desired(
-            usable(ledger, host, before),
-            shared_cpus(rules, ledger),
+            allocated,
+            shared,
             self.durable.bindings,
             rules.capacity,
             lacking(ledger, host.withheld),
+            pod_pools(rules, allocated.allocations.values(), shared),
         )
+
+    def shared_cpus_of(self, allocation: PodAllocation) -> Mask:
+        """Return the CPUs of a pod's containers without CPUs of their own; never empty."""
+        return shared_cpus_of(self.configured.rules, allocation, self.shared_cpus)
 
     def unready(self) -> str | None:
         """Return why no pod can be admitted now, in one line; None if pods can be admitted."""

@@ -22,6 +22,7 @@ from agent.api.documents.errors import ErrorBody
 from agent.api.documents.status import StateDirectoryDocument, StatusDocument
 from agent.api.map import map_of_allocations
 from agent.managers.cpu.manager import exclusive_cpus, shared_cpus
+from agent.managers.pools import pod_pools
 from agent.managers.quality import verdict
 from agent.server.operations import current_operation
 from agent.server.slowness import slowness
@@ -85,9 +86,11 @@ class PodDescriber(Struct, frozen=True):
         """Return the document of a pod; without a `record` the kernel was not observed."""
         intruding = self.intrusions.get(allocation.uid, ())
         judgements = verdict(self.rules, allocation, intruding)
+        own = pod_pools(self.rules, (allocation,), self.pool).get(allocation.uid)
         return views.pod_document(
             allocation,
-            self.pool,
+            self.pool if own is None else own.cpus,
+            pool="" if own is None else own.name,
             record=record,
             explanation=explanation,
             kernel=None if reading is None else reading.settings,

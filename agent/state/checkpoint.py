@@ -193,6 +193,7 @@ def policy_summary(policy: Policy) -> Mapping[str, str]:
         _SMT: str(policy.cpu.idle_siblings),
         _MEMORY: str(policy.memory.usual_classes),
         _PLACEMENT: str(policy.topology.placement),
+        **{f"agent.pools.{pool.name}": str(pool.cpus) for pool in policy.pools},
         **dict(_switches(policy)),
         **dict(_reserved_memory(policy)),
     }

@@ -147,6 +147,8 @@ class MapPodDocument(Document, frozen=True):
     idle_cpus: str = ""
     #: Those of `cpus` that cgroups outside of the pod may use now.
     not_exclusive: str = ""
+    #: The pool of shared CPUs (`agent.pools`) in which the pod runs, "" for none.
+    pool: str = ""
 
 
 class MapWarningDocument(Document, frozen=True):

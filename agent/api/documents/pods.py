@@ -86,6 +86,8 @@ class PodDocument(Document, frozen=True):
     intruding: tuple[IntrusionDocument, ...] = ()
     #: What makes the pod slow; null where it was not read: in a list and in answers to admissions.
     slow: Slowness | None = None
+    #: The pool of shared CPUs (`agent.pools`) in which the pod runs, "" for none.
+    pool: str = ""
     #: How long the admission took, from the request until the kernel was read back, in seconds;
     #: null for a pod that was admitted before the agent was started.
     admission_seconds: float | None = None

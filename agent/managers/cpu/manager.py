@@ -36,6 +36,7 @@ from agent.managers.metrics import (
     gauge,
 )
 from agent.managers.policy import CpuManagerPolicy, IsolationMode
+from agent.managers.pools import emptied, pool_rejection, pool_violations
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.sharing import unused_budget
 from agent.managers.topology.merge import STRICT
@@ -44,6 +45,7 @@ from agent.pods.model import (
     CPU,
     EXCLUSIVE,
     IDLE_SIBLINGS,
+    POOL,
     SMT,
     ContainerKind,
     isolation_annotation,
@@ -307,7 +309,8 @@ def cpu_violations(
     rules: HostPolicy, ledger: Ledger, offline: Mask
 ) -> Callable[[PodAllocation], Iterator[Violation]]:
     """Return a function that yields the violations of one allocation after the other."""
-    exposed = shared_cpus(rules, ledger) & exclusive_cpus(ledger)
+    shared = shared_cpus(rules, ledger)
+    exposed = shared & exclusive_cpus(ledger)
     earlier = EMPTY
 
     def check(allocation: PodAllocation) -> Iterator[Violation]:
@@ -323,6 +326,7 @@ def cpu_violations(
             message = f"has CPUs {cpus & exposed}, but no CPUs are left for the node's shared pool"
             remedy = "remove a pod with exclusive CPUs, or set more CPUs online"
             yield Violation.of(allocation, Rule.SHARED_POOL, message, remedy)
+        yield from pool_violations(rules, allocation, shared)
 
     return check
 
@@ -586,21 +590,7 @@ class CpuManager(ResourceManager):
         return nodes_of_cpus(rules, cpus)
 
     def veto(self, draft: Draft, ledger: Ledger, allocation: PodAllocation) -> Rejection | None:
-        # Reserved CPUs are never allocated, so the node's shared pool keeps these, unless they are
-        # cordoned.
-        rules, before = draft.rules, draft.ledger
-        if not rules.policy.cordon or not allocation.exclusive_cpus:
-            return None
-        if uncordoned_shared_cpus(rules, ledger) or not uncordoned_shared_cpus(rules, before):
-            return None
-        return Rejection(
-            Reason.UNEXPECTED,
-            "the pod would get the last CPUs of the node's shared pool, since the reserved CPUs "
-            f"{rules.policy.cpu.reserved & rules.cordoned_cpus} are cordoned",
-            resource=CPU,
-            asked=len(allocation.exclusive_cpus),
-            free=free_cpus_by_node(rules, rules.open_cpus - exclusive_cpus(before)),
-        )
+        return _last_shared(draft, ledger, allocation) or _pools(draft, ledger, allocation)
 
     def allocatable(self, rules: HostPolicy) -> Mapping[str, int]:
         # Cordoned and offline CPUs are left out.
@@ -649,6 +639,48 @@ class CpuManager(ResourceManager):
         allocation: PodAllocation,
     ) -> Taken[Mask]:
         return part.removed(allocation.exclusive_cpus)
+
+
+def _last_shared(draft: Draft, ledger: Ledger, allocation: PodAllocation) -> Rejection | None:
+    """Return why a pod may not have the last shared CPUs of the node.
+
+    Reserved CPUs are never allocated, so the shared pool keeps these, unless they are cordoned.
+    """
+    rules, before = draft.rules, draft.ledger
+    if not rules.policy.cordon or not allocation.exclusive_cpus:
+        return None
+    if uncordoned_shared_cpus(rules, ledger) or not uncordoned_shared_cpus(rules, before):
+        return None
+    return Rejection(
+        Reason.UNEXPECTED,
+        "the pod would get the last CPUs of the node's shared pool, since the reserved CPUs "
+        f"{rules.policy.cpu.reserved & rules.cordoned_cpus} are cordoned",
+        resource=CPU,
+        asked=len(allocation.exclusive_cpus),
+        free=free_cpus_by_node(rules, rules.open_cpus - exclusive_cpus(before)),
+    )
+
+
+def _pools(draft: Draft, ledger: Ledger, allocation: PodAllocation) -> Rejection | None:
+    """Return why a pod may not be in its pool, or leave a pool without CPUs (`agent.pools`)."""
+    rules, held = draft.rules, draft.held
+    if not rules.policy.pools and POOL not in allocation.annotations:
+        return None
+    left = uncordoned_shared_cpus(rules, ledger)
+    if held is None and (rejection := pool_rejection(rules, allocation, left)) is not None:
+        return rejection
+    before = EMPTY if held is None else held.allocation.exclusive_cpus
+    taken = allocation.exclusive_cpus - before
+    pool = emptied(rules.policy, ledger.allocations.values(), taken, left)
+    if not pool:
+        return None
+    return Rejection(
+        Reason.UNEXPECTED,
+        f"the pod would get the last shared CPUs of {pool}",
+        resource=CPU,
+        asked=len(allocation.exclusive_cpus),
+        free=free_cpus_by_node(rules, rules.open_cpus - exclusive_cpus(draft.ledger)),
+    )
 
 
 def free_cpus_by_node(rules: HostPolicy, free: Mask) -> dict[int, int]:

@@ -40,7 +40,8 @@ def pod_lines(document: MapDocument, marks: Marks, *, full: bool) -> Iterator[Li
 def _pod_lines(pod: MapPodDocument, marks: Marks, width: int) -> Iterator[Line]:
     label = marks.labels.get(pod.uid, ".")
     tone = marks.tones.get(pod.uid, Tone.PLAIN)
-    cpus = f"CPUs {pod.cpus}" if pod.cpus else "in the shared pool"
+    pool = f"the pool {pod.pool}" if pod.pool else ""
+    cpus = f"CPUs {pod.cpus}" if pod.cpus else f"in {pool or 'the shared pool'}"
     cpus += f", siblings {pod.idle_cpus} idle" if pod.idle_cpus else ""
     missing = f", {len(pod.not_found)} {pod.absence}" if pod.not_found else ""
     not_exclusive = Mask.parse(pod.not_exclusive)
@@ -49,15 +50,15 @@ def _pod_lines(pod: MapPodDocument, marks: Marks, width: int) -> Iterator[Line]:
     yield line(TextSpan(f"{label:<{width}} ", tone), name, f"  {cpus}", lost, missing)
     longest = max((len(container.name) for container in pod.containers), default=0)
     for container in pod.containers:
-        text = _container_text(container, not_exclusive)
+        text = _container_text(container, not_exclusive, pool or "the node's shared pool")
         yield line(f"{' ' * (width + 1)}  {container.name:<{longest}}  {text}")
 
 
-def _container_text(container: MapContainerDocument, not_exclusive: Mask) -> str:
+def _container_text(container: MapContainerDocument, not_exclusive: Mask, pool: str) -> str:
     mems = Mask.parse(container.mems)
     memory = f", memory on {named_ids('node', mems)}" if mems else ""
     if container.cpus is None:
-        return f"the node's shared pool{memory}"
+        return f"{pool}{memory}"
     if container.isolation == "container":
         until = ", until the next container starts" if container.kind == "init" else ""
         is_exclusive = not_exclusive.isdisjoint(Mask.parse(container.cpus))

@@ -289,7 +289,7 @@ def wrongs(site: Site, controller: Controller) -> list[str]:
     for allocation in state.ledger.allocations.values():
         pod = site.home(allocation)
         known.add(pod)
-        wrong.extend(_pod_wrongs(site, allocation, pod, state.shared_cpus))
+        wrong.extend(_pod_wrongs(site, allocation, pod, state.shared_cpus_of(allocation)))
     for path in site.cgroups():
         pods = site.layout.parse_pod(path) is not None
         if pods and path not in known and "populated 0" in site.kernel.read(path, "cgroup.events"):

@@ -30,11 +30,12 @@ from msgspec.structs import replace
 from agent.api.documents.admissions import BindRequest
 from agent.api.documents.maintenance import CordonRequest
 from agent.config.model import CgroupDriver, Config, ConfigError
+from agent.config.pools import PoolConfig
 from agent.managers.allocation import Isolation, Source
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.policy import CpuManagerPolicy, TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.violations import Rule
-from agent.pods.model import UNIT, ContainerKind
+from agent.pods.model import UNIT, ContainerKind, QosClass
 from agent.reconcile.report import BindingError
 from agent.reconcile.withheld import read_withheld
 from agent.server.errors import BindingNotFoundError, RequestError
@@ -541,8 +542,11 @@ class Upheaval(Story):
         options = self.random.choice(
             ({}, {"strict-cpu-reservation": "true"}, {"full-pcpus-only": "true"})
         )
+        classes = frozenset(self.random.sample(list(QosClass), self.random.randint(0, 3)))
+        pool = PoolConfig("some", self.any_mask(), qos_classes=classes)
         self.site.config = replace(
             self.first,
+            agent=replace(self.first.agent, pools=(pool,)),
             cpu_manager_policy=self.random.choice(
                 (CpuManagerPolicy.STATIC, CpuManagerPolicy.STATIC, CpuManagerPolicy.NONE)
             ),

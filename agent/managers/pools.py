@@ -1,0 +1,139 @@
+"""Pools of shared CPUs (`agent.pools`): which pod is in which, and on which CPUs it runs.
+
+A pool restricts the node's shared pool: what of a pod in it has no CPUs of its own runs on the CPUs
+that are in both. In go the policy, allocations and the node's shared pool; out come a pod's pool,
+and why a change would leave a pool without CPUs. Nothing of this is stored: it follows from the
+pod's annotation, namespace and QoS class, so pools shrink and grow with the node's.
+
+Always true: a pod in a pool has no CPU outside of it while the node's shared pool has one inside.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from agent.managers.decision import Reason, Rejection
+from agent.managers.violations import ADMIT_AGAIN, Rule, Violation
+from agent.pods.model import CPU, POOL, full_name
+from agent.text import some_of
+from sysfs.mask import EMPTY, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from agent.managers.allocation import PodAllocation
+    from agent.managers.host import HostPolicy
+    from agent.managers.policy import Policy, Pool
+
+
+#: The most pools that a message names.
+_NAMED: Final = 8
+_NONE: Final[Mapping[str, PodPool]] = MappingProxyType({})
+_TAKEN: Final = "are exclusive, cordoned, kept for the system or offline"
+
+
+class PodPool(Struct, frozen=True):
+    """What containers of a pod in a pool may use, as far as they have nothing of their own."""
+
+    name: str
+    #: Never empty.
+    cpus: Mask
+    #: Memory nodes, empty for any.
+    mems: Mask = EMPTY
+
+
+def pool_of(policy: Policy, pod: PodAllocation) -> Pool | None:
+    """Return the pool of a pod, None for the whole shared pool of the node.
+
+    1. Only a pod with a container without CPUs of its own is in a pool.
+    2. The pool that its annotation names; none if there is no such pool.
+    3. The pool of its namespace.
+    4. The pool of its QoS class.
+    """
+    if not policy.pools or all(each.cpus is not None for each in pod.containers):
+        return None
+    name = pod.annotations.get(POOL)
+    if name is not None:
+        return next((pool for pool in policy.pools if pool.name == name), None)
+    of_namespace = (pool for pool in policy.pools if pod.namespace in pool.namespaces)
+    of_class = (pool for pool in policy.pools if pod.qos in pool.qos_classes)
+    return next(chain(of_namespace, of_class), None)
+
+
+def pod_pools(
+    rules: HostPolicy, allocations: Iterable[PodAllocation], shared: Mask
+) -> Mapping[str, PodPool]:
+    """Return the pools of pods, by uid; `shared` are the CPUs of the node's shared pool.
+
+    A pool of which `shared` has nothing is left out: its pods run on all of `shared`.
+    """
+    if not rules.policy.pools:
+        return _NONE
+    of_pool = {pool.name: _narrowed(rules, pool, shared) for pool in rules.policy.pools}
+    found = {pod.uid: pool_of(rules.policy, pod) for pod in allocations}
+    return {uid: of_pool[pool.name] for uid, pool in found.items() if pool and pool.cpus & shared}
+
+
+def _narrowed(rules: HostPolicy, pool: Pool, shared: Mask) -> PodPool:
+    # Not the nodes of the CPUs that are left: memory would move with each exclusive pod.
+    nodes = rules.machine.cpus.nodes_of(pool.cpus & rules.machine.cpus.all)
+    with_memory = Mask.from_ids(node.id for node in rules.machine.nodes if node.memory_bytes != 0)
+    return PodPool(pool.name, pool.cpus & shared, nodes & with_memory if pool.bound else EMPTY)
+
+
+def shared_cpus_of(rules: HostPolicy, pod: PodAllocation, shared: Mask) -> Mask:
+    """Return where containers of a pod without CPUs of their own run; `shared` as `pod_pools`."""
+    pool = pool_of(rules.policy, pod)
+    return shared if pool is None else pool.cpus & shared or shared
+
+
+def pool_rejection(rules: HostPolicy, pod: PodAllocation, left: Mask) -> Rejection | None:
+    """Return why a new pod cannot be in its pool, None if it can or is in none.
+
+    `left` are the CPUs of the node's shared pool beside the pod.
+    """
+    pool = pool_of(rules.policy, pod)
+    if fault := _unknown_pool(rules.policy, pod):
+        return Rejection(Reason.UNEXPECTED, fault, resource=CPU)
+    if pool is None or pool.cpus & left:
+        return None
+    message = f"the pool {pool.name} has no CPU left: all of {pool.cpus} {_TAKEN}"
+    return Rejection(Reason.UNEXPECTED, message, resource=CPU)
+
+
+def _unknown_pool(policy: Policy, pod: PodAllocation) -> str:
+    """Return that an annotation names a pool which does not exist, "" if it does not."""
+    name = pod.annotations.get(POOL)
+    if name is None or any(pool.name == name for pool in policy.pools):
+        return ""
+    known = some_of([pool.name for pool in policy.pools], _NAMED) or "none"
+    return f"{POOL} names the pool {name}, which agent.pools does not have; it has {known}"
+
+
+def emptied(policy: Policy, pods: Iterable[PodAllocation], taken: Mask, left: Mask) -> str:
+    """Return which pool with pods in it a change would leave without CPUs, "" for none.
+
+    `taken` are the CPUs that the change takes from the node's shared pool, `left` is the rest.
+    """
+    empty = [pool for pool in policy.pools if pool.cpus & taken and not pool.cpus & left]
+    for pod in pods if empty else ():
+        pool = pool_of(policy, pod)
+        if pool in empty:
+            return f"the pool {pool.name} ({pool.cpus}), in which pod {full_name(pod)} runs"
+    return ""
+
+
+def pool_violations(rules: HostPolicy, pod: PodAllocation, shared: Mask) -> Iterator[Violation]:
+    """Yield that a pod is not in the pool that it should be in."""
+    everywhere = "so it runs in the whole shared pool of the node"
+    if fault := _unknown_pool(rules.policy, pod):
+        yield Violation.of(pod, Rule.POOLS, f"{fault}, {everywhere}")
+    pool = pool_of(rules.policy, pod)
+    if pool is not None and not pool.cpus & shared:
+        message = f"is in the pool {pool.name}, of which all CPUs ({pool.cpus}) {_TAKEN}"
+        remedy = f"free or set online some of {pool.cpus}, or {ADMIT_AGAIN}"
+        yield Violation.of(pod, Rule.POOLS, f"{message}, {everywhere}", remedy)

@@ -1,0 +1,83 @@
+"""`agent.pools`: what a file says, and what fits a host."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from agent.config.document import config_yaml
+from agent.config.load import load_config
+from agent.config.model import ConfigError
+from agent.config.resolve import resolve
+from agent.managers.policy import Pool
+from agent.pods.model import QosClass
+from sysfs.mask import Mask
+from tests.agent.config.machines import GIB, machine
+
+#: Node 0 has CPUs 0-3, node 1 has 4-7.
+HOST: Final = machine({0: 4 * GIB, 1: 4 * GIB})
+STATIC: Final = (
+    "cpuManagerPolicy: static\nreservedSystemCPUs: 0-1\n"
+    "cpuManagerPolicyOptions: {strict-cpu-reservation: 'true'}\n"
+)
+
+
+def test_a_pool_has_its_cpus_and_those_of_its_nodes() -> None:
+    text = (
+        "agent: {pools: [{name: a, cpus: 0-1, nodes: 1, namespaces: [x, y]},"
+        " {name: b, cpus: 3, qosClasses: [BestEffort], memory: bound}]}"
+    )
+    expected = (
+        Pool("a", Mask.parse("0-1,4-7"), ("x", "y")),
+        Pool("b", Mask.of(3), qos_classes=frozenset({QosClass.BEST_EFFORT}), bound=True),
+    )
+    config = load_config(text, "x")
+    assert resolve(config, HOST).pools == expected
+    assert load_config(config_yaml(config), "x") == config
+
+
+TAKEN: Final = "cpus: 1, namespaces: [n], qosClasses: [Burstable]"
+#: The file, and of each mistake a part.
+MISTAKES: Final[dict[str, tuple[str, list[str]]]] = {
+    "no name": ("agent: {pools: [{cpus: 1}]}", ["agent.pools[0]: name is missing"]),
+    "no name of a pool": ("agent: {pools: [{name: A b, cpus: 1}]}", ['"A b" is not the name']),
+    "twice": (
+        "agent: {pools: [{name: a, cpus: 1}, {name: a, cpus: 2}]}",
+        ['agent.pools[1]: pool "a" is listed twice'],
+    ),
+    "in two": (
+        f"agent: {{pools: [{{name: a, {TAKEN}}}, {{name: b, {TAKEN}}}]}}",
+        ["namespace n is in the pool a, too", "QoS class Burstable is in the pool a, too"],
+    ),
+    "no CPUs": ("agent: {pools: [{name: a}]}", ["pool a has no CPU: it lists none"]),
+    "no such CPU": (
+        "agent: {pools: [{name: a, cpus: 3-8}]}",
+        ["agent.pools[0]: pool a: this host has no CPU 8; its CPUs are 0-7"],
+    ),
+    "no such node": (
+        "agent: {pools: [{name: a, nodes: 1-2}]}", ["pool a: this host has no NUMA node 2"],
+    ),
+    "CPUs of the system alone": (
+        f"{STATIC}agent: {{pools: [{{name: a, cpus: 0-1}}]}}",
+        ["pool a has no CPU: strict-cpu-reservation keeps 0-1; list others"],
+    ),
+    "too many": (
+        f"agent: {{pools: [{', '.join(f'{{name: p{n}, cpus: 1}}' for n in range(70))}]}}",
+        ["agent.pools[64]: there can be 64 pools at most"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "parts"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_named_with_its_place(text: str, parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        resolve(load_config(text, "x"), HOST)
+    found = [str(problem) for problem in raised.value.problems]
+    assert len(found) == len(parts)
+    assert all(part in line for part, line in zip(parts, found, strict=True)), found
+
+
+def test_offline_and_withheld_cpus_may_be_of_a_pool() -> None:
+    config = load_config("agent: {pools: [{name: a, cpus: 3-8}]}", "x")
+    assert str(resolve(config, HOST, offline=Mask.of(8)).pools[0].cpus) == "3-8"
