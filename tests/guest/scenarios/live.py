@@ -38,13 +38,35 @@ GIB: Final = 1 << 30
 
 
 def run(guest: Guest) -> None:
-    """Resize a pod, a slice, a budget, a Burstable pod; kill the agent; edit a manifest file."""
-    agent = Agent(guest, staticPodPath=str(DIRECTORY))
+    """Run a pod in a pool; resize pods of all kinds; kill the agent amid it; edit a file."""
+    pools = [{"name": "near", "nodes": "0", "memory": "bound"}]
+    agent = Agent(guest, staticPodPath=str(DIRECTORY), agent={"pools": pools})
     agent.start()
+    _pool(guest.checks, agent)
     _container(guest.checks, agent)
     _budget(guest.checks, agent)
     _burstable(guest.checks, agent)
     _file(guest.checks, agent)
+
+
+def _pool(checks: Checks, agent: Agent) -> None:
+    """Run a pod in a pool of shared CPUs, of which another pod gets some to itself."""
+    asked = single.pod("pooled", 1, "64Mi")
+    asked["metadata"]["annotations"] = {"cpu.numawarden.dev/pool": "near"}
+    asked["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "10m"}}
+    single.admit(checks, agent, asked)
+    pool = machine.nodes()[0]
+    with single.running(agent, "pooled") as pod:
+        checks.eventually("a pod runs in its pool", lambda: kernel.affinity(pod.pid), pool)
+        checks.equal("with its memory there", kernel.memory_nodes(pod.pid), {0})
+        single.admit(checks, agent, single.pod("alone", 2, "64Mi"))
+        alone = kernel.ids(agent.show(single.uid_of("alone"))["exclusiveCpus"])
+        checks.check("an exclusive pod gets CPUs of the pool", alone <= pool, alone)
+        checks.equal("which the pod in the pool leaves", kernel.affinity(pod.pid), pool - alone)
+        checks.equal("no difference", agent.differences(), [])
+        agent.remove(single.uid_of("alone"))
+        checks.equal("and gets back", kernel.affinity(pod.pid), pool)
+    agent.remove(single.uid_of("pooled"))
 
 
 def _resize(uid: str, **asked: str) -> tuple[int, dict[str, Any]]:
