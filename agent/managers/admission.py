@@ -130,6 +130,9 @@ def allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision:
         if draft.held is not None:
             for each in draft.managers:
                 each.hold(draft, draft.held)
+        if draft.only is not None:
+            for each in draft.managers:
+                each.confine(draft, draft.only)
         align_and_allocate(draft)
     except Unanswered as unanswered:
         return Decision(
@@ -149,8 +152,8 @@ def allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision:
     parts = {each.name: each.settled(draft, allocation) for each in draft.managers}
     ledger = before.with_allocation(allocation, parts)
     # A pod that runs already, in place of a former allocation, is judged and not rejected, unless
-    # it asks for a resize.
-    asks = draft.ledger is before or draft.held is not None
+    # it asks for a resize or is to move.
+    asks = draft.ledger is before or draft.held is not None or draft.only is not None
     lacking = _lacking(rules, draft, ledger, allocation) if asks else None
     if lacking is not None:
         cause = beside_closed(rules, lacking)

@@ -13,6 +13,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.managers.delivery import NOTHING, Delivery
@@ -148,6 +149,19 @@ class ContainerAllocation(Saved, frozen=True):
         for block in self.memory:
             bits |= block.nodes.bits
         return Mask(bits)
+
+
+class PodSets(Struct, frozen=True):
+    """What a pod has of CPUs and NUMA nodes for itself, or is to have."""
+
+    #: Its exclusive CPUs, idle siblings included.
+    cpus: Mask = EMPTY
+    #: Those of its pinned memory.
+    nodes: Mask = EMPTY
+
+    def __bool__(self) -> bool:
+        """Return whether the pod has any of these."""
+        return bool(self.cpus or self.nodes)
 
 
 class PodAllocation(Saved, frozen=True, dict=True):

@@ -118,7 +118,8 @@ def _resized_now(rules: EffectivePolicy, ledger: Ledger, pod: Pod, keep: Mask) -
     decision = allocated(rules, draft, ledger)
     if decision.allocation is None:
         return decision
-    allocation = _with_undecided(existing, decision.allocation)
+    originals = MappingProxyType(_originals(existing, decision.allocation))
+    allocation = replace(carried(existing, decision.allocation), originals=originals)
     changed = decision.ledger.with_allocation(allocation)
     return replace(decision, allocation=allocation, ledger=changed, resized=True)
 
@@ -199,18 +200,17 @@ def _infeasible(message: str, remedy: str = "", container: str | None = None) ->
     return Rejection(Reason.INFEASIBLE, message, remedy, container=container)
 
 
-def _with_undecided(existing: PodAllocation, resized: PodAllocation) -> PodAllocation:
-    """Return a resized allocation with what a resize does not decide, as the pod has it."""
+def carried(existing: PodAllocation, decided: PodAllocation) -> PodAllocation:
+    """Return a new allocation of a running pod with what is not decided anew, as the pod has it."""
     containers = (
         replace(
             after, delivery=before.delivery, device_nodes=before.device_nodes, others=before.others
         )
-        for before, after in zip(existing.containers, resized.containers, strict=True)
+        for before, after in zip(existing.containers, decided.containers, strict=True)
     )
     return replace(
-        resized,
+        decided,
         containers=tuple(containers),
-        originals=MappingProxyType(_originals(existing, resized)),
         source=existing.source,
         lifetime=existing.lifetime,
         isolation=existing.isolation,

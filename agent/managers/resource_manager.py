@@ -19,7 +19,7 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from agent.managers.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.allocation import ContainerAllocation, PodAllocation, PodSets
     from agent.managers.decision import Answers, Question, Reason, Rejection, Trace
     from agent.managers.demand import (
         ContainerDemand,
@@ -59,7 +59,8 @@ class Draft(Struct):
     `aligned` the alignments that are left of those that were worked out before the answers were
     asked for: all that they depend on is the same. `tied` says that hints must have the nodes of
     CPUs that ended init containers left. `held` is what the pod of a resize has; None for a pod
-    that is to be admitted.
+    that is to be admitted. `only` are the sets of which alone a pod that moves may get something;
+    None for any.
     """
 
     rules: HostPolicy
@@ -75,6 +76,7 @@ class Draft(Struct):
     aligned: list[Trace] = field(default_factory=list)
     tied: bool = True
     held: Held | None = None
+    only: PodSets | None = None
 
     def answer(self, question: Question) -> tuple[str, ...]:
         """Return what a device plugin prefers; raises `Unanswered` if it was not asked yet."""
@@ -143,6 +145,9 @@ class ResourceManager(ABC):
         From then on what a container keeps counts as left for it alone to use again: hints have its
         nodes, and the allocation has it.
         """
+
+    def confine(self, draft: Draft, only: PodSets) -> None:  # noqa: B027  (most have no sets)
+        """Have the draft of a pod that moves allocate of these sets alone."""
 
     def grows(self, draft: Draft, container: ContainerDemand | None) -> bool:
         """Return whether a resize gives a container (None: the pod) more than it keeps."""

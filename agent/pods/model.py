@@ -483,6 +483,16 @@ PLACEMENT: Final = "agent.numawarden/placement"
 
 #: The annotation: the name of the pool of shared CPUs that the pod is in (`agent.pools`).
 POOL: Final = "cpu.numawarden.dev/pool"
+#: The annotation: what of a running pod may be moved (`Movable`).
+MOVE: Final = "move.numawarden.dev/allow"
+
+
+class Movable(StrEnum):
+    """What of a running pod may be moved."""
+
+    CPUS = "cpus"
+    #: Its pinned memory, too.
+    MEMORY = "memory"
 
 
 class Placement(KeyChoice):
@@ -516,6 +526,7 @@ ANNOTATIONS: Final = frozenset(
     {
         END,
         EXCLUSIVE,
+        MOVE,
         NEAR_NODES,
         PLACEMENT,
         POOL,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from agent.pods.model import (
@@ -17,10 +18,12 @@ from agent.pods.model import (
     EXCLUSIVE,
     HUGEPAGES_PREFIX,
     MEMORY,
+    MOVE,
     NEAR_NODES,
     PLACEMENT,
     POOL,
     ROUND_UP,
+    Movable,
     Placement,
     Resources,
     is_native_resource,
@@ -44,7 +47,7 @@ from agent.pods.requests import (
 from agent.yaml import Mistake, join, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from agent.pods.model import Container, Pod
 
@@ -127,24 +130,29 @@ def _metadata(pod: Pod) -> Iterator[Mistake]:
             yield Mistake(f"metadata.{field}", f"{shown(text)} is not a valid {field}: {fault}")
 
 
+#: The values of annotations that have a choice.
+_CHOICES: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
+    {MOVE: tuple(Movable), PLACEMENT: tuple(Placement), ROUND_UP: (CORES,)}
+)
+
+
 def _annotations(pod: Pod) -> Iterator[Mistake]:
     containers = sum(1 for _ in pod.all_containers())
     for annotation, fault in lifetime_faults(pod.annotations, containers).items():
         yield Mistake(join("metadata.annotations", annotation), fault)
     for annotation, fault in isolation_faults(pod.annotations):
         yield Mistake(join("metadata.annotations", annotation), fault)
-    placement = pod.annotations.get(PLACEMENT)
-    if placement is not None and placement not in list(Placement):
-        fault = f"{placement[:40]!r} is not one of {', '.join(Placement)}"
-        yield Mistake(join("metadata.annotations", PLACEMENT), fault)
+    for annotation, choices in _CHOICES.items():
+        text = pod.annotations.get(annotation)
+        if text is not None and text not in choices:
+            fault = f"{text[:40]!r} is not one of {', '.join(choices)}"
+            yield Mistake(join("metadata.annotations", annotation), fault)
     pool = pod.annotations.get(POOL)
     if pool is not None and (rule := label_fault(pool)) is not None:
         fault = f"{shown(pool)} is not the name of a pool: {rule}"
         yield Mistake(join("metadata.annotations", POOL), fault)
     if fault := near_nodes_fault(pod.annotations):
         yield Mistake(join("metadata.annotations", NEAR_NODES), fault)
-    if (rounding := pod.annotations.get(ROUND_UP, CORES)) != CORES:
-        yield Mistake(join("metadata.annotations", ROUND_UP), f"{rounding[:40]!r} is not {CORES}")
     for fault in _named_containers(pod) if EXCLUSIVE in pod.annotations else ():
         yield Mistake(join("metadata.annotations", EXCLUSIVE), fault)
 

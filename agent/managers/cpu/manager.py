@@ -61,7 +61,7 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from agent.managers.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.allocation import ContainerAllocation, PodAllocation, PodSets
     from agent.managers.cpu.topology import CpuTopology
     from agent.managers.demand import ContainerDemand, PodDemand, PodRequest
     from agent.managers.host import HostPolicy
@@ -474,6 +474,9 @@ class CpuManager(ResourceManager):
             init = {each.name for each in draft.demand.containers if each.is_standard_init}
             lasting = Mask.union(cpus for name, cpus in kept.items() if name not in init)
             own.left = (Mask.union(kept.values()) - lasting) & draft.rules.open_cpus
+
+    def confine(self, draft: Draft, only: PodSets) -> None:
+        cpus_of(draft).free &= only.cpus
 
     def grows(self, draft: Draft, container: ContainerDemand | None) -> bool:
         kept, demand = cpus_of(draft).kept or {}, draft.demand

@@ -66,7 +66,7 @@ from sysfs.mask import EMPTY, Mask, iter_bits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from agent.managers.allocation import ContainerAllocation, MemoryBlock, PodAllocation
+    from agent.managers.allocation import ContainerAllocation, MemoryBlock, PodAllocation, PodSets
     from agent.managers.demand import ContainerDemand, PodDemand, PodRequest
     from agent.managers.host import HostPolicy
     from agent.managers.ledger import Ledger
@@ -366,6 +366,12 @@ class MemoryManager(ResourceManager):
             where = f"{nodes_text(gone)}, which it may not use now{_classes_text(draft)}"
             message = f"the memory of the pod is on {where}"
             raise Rejected(Rejection(Reason.INFEASIBLE, message, ADMIT_AGAIN, MEMORY))
+
+    def confine(self, draft: Draft, only: PodSets) -> None:
+        # As a cordon: how many nodes are the fewest does not depend on what is free.
+        own = memory_of(draft)
+        closed = own.facts.cordoned | (own.facts.mask - only.nodes)
+        own.facts = replace(own.facts, cordoned=closed)
 
     def grows(self, draft: Draft, container: ContainerDemand | None) -> bool:
         demand, kept = draft.demand, memory_of(draft).kept or {}

@@ -68,7 +68,7 @@ def test_a_pod_lasts_as_its_annotations_say(
         ({isolation_annotation(MEMORY_CLASSES): "dram," * 300}, 1, "it has 1500 characters"),
         ({NEAR_NODES: "eth0"}, 1, "near-nodes"),
         ({NEAR_NODES: ""}, 1, "it lists no node"),
-        ({ROUND_UP: "caches"}, 1, "'caches' is not cores"),
+        ({ROUND_UP: "caches"}, 1, "'caches' is not one of cores"),
         ({EXCLUSIVE: " , "}, 1, "it names no container; leave it out or name some"),
         ({EXCLUSIVE: "c0,proxy"}, 1, 'the pod has no container "proxy"'),
         ({EXCLUSIVE: "c0"}, 1, "container c0: its cpu request 0 is not a positive whole number"),

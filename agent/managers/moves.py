@@ -1,0 +1,275 @@
+"""Moves: running pods get other CPUs and memory nodes, so that another pod has room.
+
+In go the ledger and a `Move`, out comes a decision (`moved`): the pod is decided again, as if all
+that is free was the place to which it is to move. In goes a pod that does not fit, out comes the
+`MovePlan` with the fewest moves that make room for it (`plan`). Always true:
+
+1. A pod moves only if its annotation allows that, and only to what is free at that time. It keeps
+   its amounts, its devices and every quality that it has (`agent.managers.quality`).
+2. A move is made as a whole or rejected; a rejected one changes nothing. A plan that no longer
+   fits is rejected: the pod is elsewhere, or others have the place.
+3. What a plan has was tried from the first move to the admission, on the ledger that each step
+   leaves. It is the best of what was tried: of several containers or several pods there may be
+   other divisions.
+"""
+
+from __future__ import annotations
+
+from itertools import chain, combinations, permutations
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.managers.admission import allocated, remove
+from agent.managers.allocation import KUBELET, PodSets
+from agent.managers.amounts import nodes_text
+from agent.managers.decision import Decision, Reason, Rejection
+from agent.managers.quality import verdict
+from agent.managers.resize import carried
+from agent.managers.rules import released
+from agent.managers.specification import specification_of
+from agent.managers.trials import decided
+from agent.pods.model import MOVE, Movable, full_name
+from sysfs.mask import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from agent.managers.allocation import ContainerAllocation, PodAllocation
+    from agent.managers.ledger import Ledger
+    from agent.managers.rules import EffectivePolicy
+    from agent.pods.model import Pod
+
+#: The most sets of pods that are tried for a plan, and the most pods that are tried in addition
+#: although they do not allow it. A set takes some five decisions.
+MOST_SETS: Final = 200
+MOST_ASKED: Final = 50
+#: The most pods that a plan moves.
+MOST_MOVES: Final = 2
+
+
+class Move(Struct, frozen=True):
+    """One pod that moves: what it has, and what it would have."""
+
+    uid: str
+    before: PodSets
+    after: PodSets
+
+
+class MovePlan(Struct, frozen=True):
+    """The moves that make room for a pod, in the order in which they have to be made."""
+
+    moves: tuple[Move, ...] = ()
+    #: What the pod would get after them; None where nothing that was tried makes room.
+    allocation: PodAllocation | None = None
+    #: Without such moves: the pods of which each alone would make room, if it allowed that.
+    asked: tuple[tuple[str, Movable], ...] = ()
+    #: `MOST_SETS` were tried, and there are more.
+    limited: bool = False
+    #: The pinned bytes that move.
+    memory: int = 0
+
+    @property
+    def cost(self) -> tuple[int, int, int]:
+        """By which of two plans the better one is the smaller."""
+        cpus = sum(len(move.after.cpus - move.before.cpus) for move in self.moves)
+        return len(self.moves), self.memory, cpus
+
+
+def sets_of(allocation: PodAllocation) -> PodSets:
+    """Return the CPUs and memory nodes that a pod has for itself."""
+    containers = (block for container in allocation.containers for block in container.memory)
+    blocks = (*allocation.memory, *containers)
+    return PodSets(allocation.exclusive_cpus, Mask.union(block.nodes for block in blocks))
+
+
+def allowed(allocation: PodAllocation) -> Movable | None:
+    """Return what of a pod its annotation lets move."""
+    text = allocation.annotations.get(MOVE)
+    return None if text is None else Movable(text)
+
+
+def moved(
+    rules: EffectivePolicy, ledger: Ledger, move: Move, allows: Movable | None = None
+) -> Decision:
+    """Decide on a move; raises `KeyError` for a pod that is not admitted.
+
+    `allows` is used in place of the pod's annotation. Pure; a pod that is there already stays.
+    """
+    existing = ledger.allocations[move.uid]
+    present = sets_of(existing)
+    if present == move.after:
+        return Decision(move.uid, ledger, allocation=existing, already_admitted=True)
+    allows = allows or allowed(existing)
+    cause = _obstacle(existing, allows)
+    if cause is None and present != move.before:
+        has, planned = _text(present), _text(move.before)
+        message = f"pod {full_name(existing)} has {has}, and had {planned} when this was planned"
+        cause = _infeasible(message, "make a new plan")
+    pod = specification_of(existing)
+    if cause is not None or pod is None:
+        return Decision(move.uid, ledger, cause=cause, pod=pod)
+    draft = rules.draft(released(rules, ledger, move.uid), rules.demand(pod))
+    draft.only = move.after
+    decision = allocated(rules, draft, ledger)
+    if decision.allocation is None:
+        return decision
+    allocation = carried(existing, decision.allocation)
+    cause = _loss(rules, existing, allocation, move.after, allows)
+    if cause is not None:
+        return Decision(move.uid, ledger, cause=cause, demand=decision.demand, pod=pod)
+    ledger = decision.ledger.with_allocation(allocation)
+    return replace(decision, allocation=allocation, ledger=ledger, resized=True)
+
+
+def _obstacle(existing: PodAllocation, allows: Movable | None) -> Rejection | None:
+    """Return why a pod does not move, wherever that would be."""
+    name = full_name(existing)
+    if allows is None:
+        message = f"pod {name} does not allow it"
+        return _infeasible(message, f"admit it with the annotation {MOVE}: {Movable.CPUS}")
+    if not existing.spec:
+        remedy = "admit the specification that it was started with first"
+        return _infeasible(f"the specification of pod {name} is not known", remedy)
+    if existing.source is not None and existing.source.name == KUBELET:
+        return _infeasible(f"pod {name} is of a kubelet, whose runtime keeps its sets")
+    # They would have to be delivered anew, which no running container notices.
+    others = any(each.devices or each.others for each in existing.containers)
+    if existing.others or others:
+        return _infeasible(f"pod {name} has devices, which do not move")
+    return None
+
+
+def _loss(
+    rules: EffectivePolicy,
+    existing: PodAllocation,
+    allocation: PodAllocation,
+    sets: PodSets,
+    allows: Movable | None,
+) -> Rejection | None:
+    """Return what a pod would lose where it was decided to be, None for nothing."""
+    name, would = full_name(existing), sets_of(allocation)
+    if would != sets:
+        message = f"pod {name} would have {_text(would)} of what was planned: {_text(sets)}"
+        return _infeasible(message, "make a new plan")
+    left = Mask.union(before.mems - after.mems for before, after in _moving(existing, allocation))
+    if left and allows is not Movable.MEMORY:
+        message = f"memory of pod {name} would leave {nodes_text(left)}"
+        return _infeasible(message, f"admit it with the annotation {MOVE}: {Movable.MEMORY}")
+    had = {(each.container, each.quality) for each in verdict(rules, existing) if each.met}
+    for each in verdict(rules, allocation):
+        if each.why and (each.container, each.quality) in had:
+            message = f"container {each.container} would no longer be {each.quality}: {each.why}"
+            return _infeasible(message)
+    return None
+
+
+def _moving(
+    existing: PodAllocation, allocation: PodAllocation
+) -> Iterator[tuple[ContainerAllocation, ContainerAllocation]]:
+    """Yield the containers whose pinned memory leaves nodes, before and after."""
+    for before, after in zip(existing.containers, allocation.containers, strict=True):
+        # That of an init container is released once it has ended.
+        if before.memory and before.mems - after.mems:
+            yield before, after
+
+
+def _text(sets: PodSets) -> str:
+    memory = [f"memory of {nodes_text(sets.nodes)}"] if sets.nodes else []
+    return " and ".join([f"CPUs {sets.cpus}" if sets.cpus else "no CPUs", *memory])
+
+
+def _infeasible(message: str, remedy: str = "") -> Rejection:
+    return Rejection(Reason.INFEASIBLE, message, remedy=remedy)
+
+
+def plan(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[MovePlan | None]:
+    """Yield None for each set of pods that was tried, at last the plan.
+
+    Pods that allow it are tried alone, then two together; of as many moves the plan with the least
+    memory and then with the fewest CPUs that move. Pure; device plugins are not asked.
+    """
+    now = decided(rules, ledger, pod).allocation
+    if now is not None:
+        yield MovePlan(allocation=now)
+        return
+    pods = [each for each in ledger.allocations.values() if sets_of(each) and each.uid != pod.uid]
+    pods.sort(key=lambda each: len(each.exclusive_cpus))
+    movable = [each.uid for each in pods if _obstacle(each, allowed(each)) is None]
+    sets = chain.from_iterable(combinations(movable, count + 1) for count in range(MOST_MOVES))
+    best, limited = None, False
+    for number, uids in enumerate(sets):
+        if best is not None and len(uids) > len(best.moves):
+            break
+        limited = number == MOST_SETS
+        if limited:
+            break
+        found = _tried(rules, ledger, pod, uids)
+        if found is not None and (best is None or found.cost < best.cost):
+            best = found
+        yield None
+    if best is not None:
+        yield replace(best, limited=limited)
+        return
+    asked: list[tuple[str, Movable]] = []
+    unasked = [each.uid for each in pods if _obstacle(each, Movable.MEMORY) is None]
+    for uid in unasked[:MOST_ASKED]:
+        for allows in Movable:
+            if _tried(rules, ledger, pod, (uid,), allows) is not None:
+                asked.append((uid, allows))
+                break
+        yield None
+    yield MovePlan(asked=tuple(asked), limited=limited)
+
+
+def _tried(
+    rules: EffectivePolicy,
+    ledger: Ledger,
+    pod: Pod,
+    uids: Iterable[str],
+    allows: Movable | None = None,
+) -> MovePlan | None:
+    """Return the moves of some pods that make room for a pod, None if these do not.
+
+    1. The pod is admitted without them, then they beside it, in the order of their admission.
+    2. To these places they are moved one after the other, in the first order in which each place is
+       free; then the pod is admitted.
+    """
+    left = ledger
+    for uid in uids:
+        left = remove(rules, left, uid)
+    beside = decided(rules, left, pod)
+    moves: list[Move] = []
+    for uid in (each for each in ledger.allocations if each in set(uids)):
+        existing = ledger.allocations[uid]
+        specification = specification_of(existing)
+        if not beside.admitted or specification is None:
+            return None
+        beside = decided(rules, beside.ledger, specification)
+        if beside.allocation is None:
+            return None
+        move = Move(uid, sets_of(existing), sets_of(beside.allocation))
+        moves += [move] if move.before != move.after else []
+    found = (_made(rules, ledger, pod, order, allows) for order in permutations(moves))
+    return next(filter(None, found), None)
+
+
+def _made(
+    rules: EffectivePolicy,
+    ledger: Ledger,
+    pod: Pod,
+    moves: tuple[Move, ...],
+    allows: Movable | None,
+) -> MovePlan | None:
+    """Make moves in this order, then admit the pod; return the plan if all of that is admitted."""
+    memory = 0
+    for move in moves:
+        decision = moved(rules, ledger, move, allows)
+        if decision.allocation is None:
+            return None
+        moving = _moving(ledger.allocations[move.uid], decision.allocation)
+        memory += sum(block.size for _, after in moving for block in after.memory)
+        ledger = decision.ledger
+    allocation = decided(rules, ledger, pod).allocation
+    return None if allocation is None else MovePlan(moves, allocation, memory=memory)
