@@ -23,6 +23,7 @@ CPU_STAT: Final = "cpu.stat"
 CPU_PRESSURE: Final = "cpu.pressure"
 MEMORY_PRESSURE: Final = "memory.pressure"
 MEMORY_EVENTS: Final = "memory.events"
+MEMORY_NODES: Final = "memory.numa_stat"
 #: The keys that are needed of each file. Those of pressure are percentages of the last 10 and 60
 #: seconds in which at least one task waited (`some`); all others count from when the cgroup was
 #: made, `throttled_usec` in microseconds of all CPUs together.
@@ -51,6 +52,25 @@ def read_load(tree: CgroupTree, path: str, *, own_events: bool = False) -> Cgrou
         numbers = _numbers(text)
         if needed <= numbers.keys():
             found[file] = numbers
+    return found
+
+
+def read_node_memory(tree: CgroupTree, path: str) -> Mapping[int, int] | None:
+    """Return the bytes of pages that may migrate of a cgroup, by NUMA node; None: not known.
+
+    They are those of processes and of files (`memory.numa_stat`, Linux 5.9). Counters alone are
+    read: /proc/PID/numa_maps walks the page tables of a process, which waits meanwhile.
+    """
+    found: dict[int, int] = {}
+    try:
+        for line in tree.read(path, MEMORY_NODES).splitlines():
+            name, *nodes = line.split()
+            for entry in nodes if name in {"anon", "file"} else ():
+                node, _, size = entry.partition("=")
+                number = int(node.removeprefix("N"))
+                found[number] = found.get(number, 0) + int(size)
+    except (OSError, ValueError):
+        return None
     return found
 
 

@@ -28,6 +28,7 @@ from agent.api.documents.errors import ErrorBody, ErrorDocument
 from agent.api.documents.history import EventDocument, HistoryDocument
 from agent.api.documents.maintenance import CordonRequest, CordonsDocument, DrainDocument
 from agent.api.documents.map import MapDocument
+from agent.api.documents.moves import MovesDocument
 from agent.api.documents.pods import PodDocument, PodListDocument
 from agent.api.documents.rejections import FailedPodDocument
 from agent.api.documents.status import StatusDocument
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.api.documents.admissions import ResizeRequest
+    from agent.api.documents.moves import MoveRequest
 
 
 _Document = TypeVar("_Document", bound=Document)
@@ -166,13 +168,24 @@ class AgentClient:
         self, uid: str, request: ResizeRequest, *, dry_run: bool = False
     ) -> AdmissionDocument:
         """Give a running pod other amounts; return the answer, also if it is rejected."""
-        path = f"/v1/pods/{_segment(uid)}/resize{'?dryRun=true' if dry_run else ''}"
+        return self._changed(uid, "resize", encode(request), dry_run=dry_run)
+
+    def move(self, uid: str, request: MoveRequest, *, dry_run: bool = False) -> AdmissionDocument:
+        """Give a running pod other CPUs and nodes; return the answer, also if it is rejected."""
+        return self._changed(uid, "move", encode(request), dry_run=dry_run)
+
+    def _changed(self, uid: str, what: str, body: bytes, *, dry_run: bool) -> AdmissionDocument:
+        path = f"/v1/pods/{_segment(uid)}/{what}{'?dryRun=true' if dry_run else ''}"
         try:
-            return self._call("POST", path, AdmissionDocument, encode(request))
+            return self._call("POST", path, AdmissionDocument, body)
         except AgentError as error:
             if (answer := _as(error.body, AdmissionDocument)) is None:
                 raise
             return answer
+
+    def plan(self, manifest: bytes) -> MovesDocument:
+        """Return which moves would make room for the pod of a manifest."""
+        return self._call("POST", "/v1/plan", MovesDocument, manifest)
 
     def bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
         """Bind a container to a cgroup."""

@@ -78,6 +78,8 @@ COMMANDS: Final = {
     "attach": LazyCommand("agent.cli.workloads:attach", "Give a systemd unit an allocation."),
     "detach": LazyCommand("agent.cli.workloads:detach", "Free the allocation of a systemd unit."),
     "resize": LazyCommand("agent.cli.resize:resize", "Give a running pod other amounts."),
+    "plan": LazyCommand("agent.cli.moves:plan", "Say which moves would make room for a pod."),
+    "apply": LazyCommand("agent.cli.moves:apply", "Move the pods of a plan."),
     "remove": LazyCommand("agent.cli.pods:remove", "Remove a pod and free its allocation."),
     "fit": LazyCommand("agent.cli.fit:fit", "Say whether and how often a pod would fit."),
     "list": LazyCommand("agent.cli.pods:list_pods", "List the pods with their allocations."),

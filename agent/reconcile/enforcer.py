@@ -242,13 +242,15 @@ class Enforcer:
         self._pods.try_again()
         return self._enforce(target, None, resting, move_memory=move_memory)
 
-    def enforce_change(self, target: Desired, *uids: str) -> EnforcementReport:
+    def enforce_change(
+        self, target: Desired, *uids: str, move_memory: bool = False
+    ) -> EnforcementReport:
         """Enforce `target`, observing only what differs from the last `Desired` enforced in full.
 
         The pods `uids` are observed in any case. The report covers `EnforcementReport.pods`; all
         other pods were enforced when they were last observed. Raises `OSError` as `enforce` does.
         """
-        return self._enforce(target, self._scope(target, uids), _NONE, move_memory=False)
+        return self._enforce(target, self._scope(target, uids), _NONE, move_memory=move_memory)
 
     def repair(self, target: Desired, resting: Mapping[str, Setting] = _NONE) -> EnforcementReport:
         """Enforce, including memory nodes that were changed under a running container."""

@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from agent.api.documents.admissions import AdmissionDocument
     from agent.managers.allocation import PodAllocation, Source
     from agent.pods.model import Pod
-    from agent.server.decider import Decider, Proposal
+    from agent.server.decider import Change, Decider, Proposal
     from agent.server.effects import Effects
     from agent.server.steps import Steps
-    from sysfs.mask import Mask
 
 #: The most pods that are decided before they are saved and enforced together: a pod that comes
 #: meanwhile waits for all of them.
@@ -77,12 +76,12 @@ class Admissions:
         )
         return await self._steps.queue.add(request)
 
-    async def resize(
-        self, uid: str, desired: Callable[[PodAllocation], Pod], keep: Mask
+    async def change(
+        self, uid: str, desired: Callable[[PodAllocation], Pod], change: Change
     ) -> AdmissionDocument:
-        """Resize an admitted pod in its turn to what `desired` returns; raises as `admit`.
+        """Resize or move an admitted pod in its turn; raises as `admit`.
 
-        `desired` gets the allocation that the pod has then. `keep` are CPUs that stay.
+        `desired` gets the allocation that the pod has then, and returns its specification.
         """
         requested = self._steps.clock.monotonic()
 
@@ -94,7 +93,7 @@ class Admissions:
                 pod=desired(allocation),
                 source=allocation.source or API,
                 requested=requested,
-                keep=keep,
+                change=change,
             )
             await self._turn(request)
             return await request.outcome

@@ -22,6 +22,7 @@ from agent.managers.advice import AdviceKind
 from agent.managers.available import blocks_of, lack_warning, lacks, near_nodes
 from agent.managers.capacity import copy_of, fill, free_cpus, nodes_of
 from agent.managers.decision import Reason
+from agent.managers.moves import MovePlan, plan
 from agent.managers.resize import advise as advise_resize
 from agent.managers.trials import advise, decided
 from agent.server.errors import BusyError
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from agent.api.documents.rejections import FailedPodDocument, RejectionDocument
     from agent.managers.allocation import PodAllocation
     from agent.managers.available import Lack
-    from agent.managers.decision import RejectionCause
+    from agent.managers.decision import Decision, RejectionCause
     from agent.managers.ledger import Ledger
     from agent.managers.resize import OtherAmounts
     from agent.managers.rules import EffectivePolicy
@@ -154,6 +155,22 @@ class Advisor:
                         return (*warnings, advice)
                     await asyncio.sleep(0)
         return tuple(warnings)
+
+    async def plan(self, pod: Pod, decision: Decision) -> MovePlan:
+        """Return the moves that make room for a pod; raises `BusyError` as `fit`.
+
+        `decision` is that on the pod as things are.
+        """
+        configured, ledger = self._state.configured, self._state.ledger
+        found = MovePlan(allocation=decision.allocation)
+        conflict = decision.rejection is not None and decision.rejection.reason == Reason.CONFLICT
+        if decision.admitted or conflict or configured.frozen:
+            return found
+        async with self._answering:
+            for tried in plan(configured.rules, ledger, pod):
+                found = tried or found
+                await asyncio.sleep(0)
+        return found
 
     async def fit(self, pod: Pod, most: int) -> FitDocument:
         """Return how many copies of a pod would be admitted now, of at most `most`.

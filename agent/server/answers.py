@@ -47,6 +47,7 @@ STATUSES: Final = {
     "CordonRejected": HTTPStatus.CONFLICT,
     "NotCordoned": HTTPStatus.CONFLICT,
     "PodRemoved": HTTPStatus.CONFLICT,
+    "UnderPressure": HTTPStatus.CONFLICT,
     "NotReady": HTTPStatus.SERVICE_UNAVAILABLE,
     "Busy": HTTPStatus.SERVICE_UNAVAILABLE,
     "KernelUnreadable": HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -55,6 +56,7 @@ STATUSES: Final = {
     "InvalidManifest": HTTPStatus.UNPROCESSABLE_ENTITY,
     "InvalidBinding": HTTPStatus.UNPROCESSABLE_ENTITY,
     "InvalidResize": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "InvalidMove": HTTPStatus.UNPROCESSABLE_ENTITY,
 }
 _INVALID_REQUEST: Final = "InvalidRequest"
 #: The codes of `HttpError`s; `_INVALID_REQUEST` for all others.

@@ -6,6 +6,7 @@ Every change goes the same way: it is saved, enforced, read back and reported
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -34,6 +35,7 @@ from agent.server.errors import (
     BindingNotFoundError,
     SourcePodError,
 )
+from agent.server.moves import moves_document, moving_pod
 from agent.server.observations import COMPARISON
 from agent.server.operations import operation
 from agent.server.pod_records import PodRecord, details
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from agent.api.documents.maintenance import CordonRequest, CordonsDocument
+    from agent.api.documents.moves import MovesDocument
     from agent.api.documents.pods import PodDocument
     from agent.api.documents.rejections import FailedPodDocument
     from agent.api.documents.verification import ReconcileDocument, VerificationDocument
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
     from agent.pods.model import Pod
     from agent.reconcile.report import EnforcementReport, PlannedChange
     from agent.server.configured import ConfiguredHost
+    from agent.server.moves import AskedMove
     from agent.server.resizes import Resize
     from agent.server.steps import Steps
     from agent.state.checkpoint import SharedPod
@@ -132,11 +136,42 @@ class Controller:
             change = asked.change(allocation)
             if dry_run:
                 pod, source = asked.desired(allocation), allocation.source or API
-                decision = self.decider.preview(pod, source, keep=asked.keep)
+                decision = self.decider.preview(pod, source, change=asked.keep)
                 answer = await self._previewed(pod, decision)
             else:
-                answer = await self._admissions.resize(asked.uid, asked.desired, asked.keep)
+                answer = await self._admissions.change(asked.uid, asked.desired, asked.keep)
             return await self.advice.advised_resize(change, asked.keep, answer)
+
+    async def plan(self, pod: Pod) -> MovesDocument:
+        """Return which moves would make room for a pod; changes nothing, raises `BusyError`."""
+        pods, target = self.state.ledger.allocations, self.state.target()
+        decision = self.decider.preview(pod, API)
+        plan = await self.advice.plan(pod, decision)
+        moving: dict[str, int | None] = {}
+        for move in plan.moves:
+            left = move.before.nodes - move.after.nodes
+            read = partial(self.steps.kernel.memory_on, target, left, pods[move.uid])
+            moving[move.uid] = await self.steps.observe(read) if left else 0
+        return moves_document(decision, pod, plan, pods, moving)
+
+    async def move(self, asked: AskedMove, *, dry_run: bool = False) -> AdmissionDocument:
+        """Give a running pod other CPUs and memory nodes; a rejected move changes nothing.
+
+        Raises `PodNotFoundError`, `MoveError`, `PressureError`, and `CheckpointFailedError`. The
+        answer is as that of `admit`.
+        """
+        uid = asked.move.uid
+        with operation("move", **self._facts(uid)):
+            allocation = self.state.allocation(uid)
+            pod, source = moving_pod(allocation), allocation.source or API
+            kernel = self.steps.kernel
+            reading = await self.steps.observe(kernel.observe, self.state.target(), allocation)
+            asked.check_pressure(reading.loads)
+            if dry_run:
+                return await self._previewed(
+                    pod, self.decider.preview(pod, source, change=asked.move)
+                )
+            return await self._admissions.change(uid, moving_pod, asked.move)
 
     async def remove(self, uid: str) -> RemovalDocument:
         """Remove a pod and free its allocation; raises `PodNotFoundError`, `SourcePodError`.

@@ -8,7 +8,8 @@ of these steps that rejects the pod ends them:
    where it is to replace it.
 3. A host that the configuration does not fit admits no new pod.
 4. The pod is decided by policy, ledger and specification (`agent.managers.admission.admit`), an
-   admitted pod whose source states other amounts by `agent.managers.resize`.
+   admitted pod whose source states other amounts by `agent.managers.resize`, one that is to move by
+   `agent.managers.moves`.
 
 Where step 4 depends on which devices a plugin prefers, `propose` goes on as if none did, and
 says so in the proposal. `with_preferences` then asks the plugins and decides again with their
@@ -21,7 +22,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -35,9 +36,10 @@ from agent.devices.providers import (
 from agent.managers.admission import admit, remove
 from agent.managers.allocation import KUBELET
 from agent.managers.decision import Decision, Question, Reason, Rejection
+from agent.managers.moves import Move, moved
 from agent.managers.resize import is_resize, resize
 from agent.pods.model import PLACEMENT, Placement, extended_resource_fault
-from agent.progress import moved
+from agent.progress import moved as progressed
 from agent.server.preparations import ASKED
 from agent.server.queue import Job, outcome_of
 from agent.sources.source import assigned, belongs_elsewhere, lasting, name_taken
@@ -56,6 +58,9 @@ if TYPE_CHECKING:
 #: The share of the time that plugins have for a pod in which they may say what they prefer.
 PREFERENCE_SHARE: Final = 0.4
 
+#: How an admitted pod changes: by a move, or by a resize in which these CPUs stay with their
+#: containers. None: the pod is to be admitted.
+Change: TypeAlias = "Move | Mask"
 #: The devices that plugins prefer, by the question that each was asked.
 _Answers = MappingProxyType[Question, tuple[str, ...]]
 _UNASKED: Final[_Answers] = MappingProxyType({})
@@ -70,13 +75,12 @@ class Admission(Job[AdmissionDocument], eq=False, kw_only=True):
     #: The monotonic time of the request, in seconds.
     requested: float
     replace_pod: bool = False
-    #: CPUs that stay with their containers in a resize; None: the pod is to be admitted.
-    keep: Mask | None = None
+    change: Change | None = None
 
     async def answer(self, work: Coroutine[None, None, AdmissionDocument]) -> None:
         """Let the caller have what work returns or raises, in the caller's context."""
         self.settle(*await outcome_of(work, self.context))
-        moved()
+        progressed()
 
 
 class Proposal(Struct, frozen=True):
@@ -135,7 +139,7 @@ class Decider:
         replaced = self.replaced(request.pod) if request.replace_pod else None
         started = clock.monotonic()
         decision, suspended = self._decide(
-            request.pod, request.source, ledger, replaced, answers, request.keep
+            request.pod, request.source, ledger, replaced, answers, request.change
         )
         seconds = clock.monotonic() - started
         # Once plugins were asked, what is still open counts as no preference.
@@ -146,13 +150,13 @@ class Decider:
         pod: Pod,
         source: Source,
         replaced: PodAllocation | None = None,
-        keep: Mask | None = None,
+        change: Change | None = None,
     ) -> Decision:
         """Decide as an admission would now, as if no plugin preferred any device.
 
-        With `keep` (`Admission.keep`) as a resize would.
+        With a `change` as a resize or a move would.
         """
-        return self._decide(pod, source, self._state.ledger, replaced, _UNASKED, keep)[0]
+        return self._decide(pod, source, self._state.ledger, replaced, _UNASKED, change)[0]
 
     def replaced(self, pod: Pod) -> PodAllocation | None:
         """Return the one admitted pod that a pod would replace, None if there is not one."""
@@ -262,13 +266,13 @@ class Decider:
         ledger: Ledger,
         replaced: PodAllocation | None,
         answers: Mapping[Question, tuple[str, ...]],
-        keep: Mask | None,
+        change: Change | None,
     ) -> tuple[Decision, Suspended | None]:
         """Return the decision, and its first point that depends on a question without an answer.
 
         Such a question counts as answered with no preference.
         """
-        decision, unanswered = self._begin(pod, source, ledger, replaced, keep), None
+        decision, unanswered = self._begin(pod, source, ledger, replaced, change), None
         while (suspended := decision.suspended) is not None:
             if unanswered is None and not answers.keys() >= {*suspended.questions}:
                 unanswered = suspended
@@ -283,7 +287,7 @@ class Decider:
         source: Source,
         ledger: Ledger,
         replaced: PodAllocation | None,
-        keep: Mask | None,
+        change: Change | None,
     ) -> Decision:
         """Decide on a pod up to the first question for a plugin, in the steps of the module."""
         state = self._state
@@ -303,22 +307,24 @@ class Decider:
         #    admission may not: it would resize a pod that its sender takes for new. The kubelet's
         #    resizes are answered where it asks for them (`agent.cluster.resizes`).
         of_file = bool(source.key) and source.name != KUBELET
-        if keep is None and admitted is not None and of_file and is_resize(admitted, pod):
-            keep = EMPTY
-        return decide(state.configured, ledger, pod, keep)
+        if change is None and admitted is not None and of_file and is_resize(admitted, pod):
+            change = EMPTY
+        return decide(state.configured, ledger, pod, change)
 
 
 def decide(
-    configured: ConfiguredHost, ledger: Ledger, pod: Pod, keep: Mask | None = None
+    configured: ConfiguredHost, ledger: Ledger, pod: Pod, change: Change | None = None
 ) -> Decision:
-    """Decide by the effective policy; a frozen host admits and resizes no pod."""
-    if configured.frozen and (keep is not None or pod.uid not in ledger.allocations):
+    """Decide by the effective policy; a frozen host admits, resizes and moves no pod."""
+    if configured.frozen and (change is not None or pod.uid not in ledger.allocations):
         rejection = Rejection(
             Reason.UNEXPECTED,
             f"the configuration does not fit this host: {'; '.join(configured.mismatches)}",
             remedy="correct the configuration and restart the agent; running pods are not affected",
         )
         return Decision(pod.uid, ledger, cause=rejection)
-    if keep is not None:
-        return resize(configured.rules, ledger, pod, keep)
+    if isinstance(change, Move):
+        return moved(configured.rules, ledger, change)
+    if change is not None:
+        return resize(configured.rules, ledger, pod, change)
     return admit(configured.rules, ledger, pod)

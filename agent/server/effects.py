@@ -24,6 +24,7 @@ from agent.api import views
 from agent.managers.admission import remove
 from agent.managers.allocation import Origin
 from agent.managers.metrics import TOPOLOGY_ADMISSION_REQUESTS
+from agent.managers.moves import Move
 from agent.managers.rules import charged
 from agent.pods.model import full_name
 from agent.server import metrics as names
@@ -97,7 +98,9 @@ class Effects:
                 neither = remove(state.configured.rules, state.ledger, proposal.pod.uid)
                 target = state.desired_of(neither)
                 removal = await steps.end_pod(proposal.replaced, target, proposal.pod.uid)
-        await steps.enforce_pods(*(proposal.pod.uid for proposal in admitted))
+        moves = any(isinstance(proposal.request.change, Move) for proposal in admitted)
+        uids = (proposal.pod.uid for proposal in admitted)
+        await steps.enforce_pods(*uids, move_memory=moves)
         for proposal in admitted:
             allocation = state.ledger.allocations[proposal.pod.uid]
             write = partial(steps.worker.run, state.parts.cdi_files.write, allocation)
@@ -158,7 +161,10 @@ class Effects:
 
     async def _reject(self, proposal: Proposal) -> AdmissionDocument:
         request = proposal.request
-        return self._rejections.report_rejection(request.pod, proposal.decision, request.source)
+        moves = isinstance(request.change, Move)
+        return self._rejections.report_rejection(
+            request.pod, proposal.decision, request.source, moves=moves
+        )
 
     async def _answer(
         self, proposal: Proposal, removal: EnforcementDocument | None
@@ -175,7 +181,12 @@ class Effects:
         allocation = self._state.ledger.allocations[uid]
         self._rejections.forget(allocation)
         counters, resized = self._steps.metrics.counters, proposal.decision.resized
-        counters.add(*((names.RESIZES, "resized") if resized else (names.ADMISSIONS, "admitted")))
+        change = proposal.request.change
+        if isinstance(change, Move):
+            counters.add(names.MOVES, "moved")
+        else:
+            counts = (names.RESIZES, "resized") if resized else (names.ADMISSIONS, "admitted")
+            counters.add(*counts)
         fields = allocation_fields(allocation, self._state.shared_cpus_of(allocation))
         record = self._state.observed.records.of(uid)
         seconds = self._steps.clock.monotonic() - proposal.request.requested
@@ -186,7 +197,11 @@ class Effects:
         duration = f"{'' if enforced else 'not '}enforced after {seconds * 1000:.0f} ms"
         text = "; ".join(filter(None, (allocation_line(allocation), duration)))
         name, given = full_name(allocation), proposal.pod.given_devices
-        if resized:
+        if isinstance(change, Move):
+            log.info("pod moved", before=str(change.before.cpus), **fields)
+            was = f"before CPUs {change.before.cpus}" if change.before.cpus else ""
+            self._steps.publish("PodMoved", uid, name, "; ".join(filter(None, (text, was))))
+        elif resized:
             log.info("pod resized", **fields)
             self._steps.publish("PodResized", uid, name, text)
         else:

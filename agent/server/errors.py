@@ -153,6 +153,24 @@ class ResizeError(RequestError):
     code = "InvalidResize"
 
 
+class MoveError(RequestError):
+    """A request for a move does not say what is to be, or its pod cannot move."""
+
+    code = "InvalidMove"
+
+
+class PressureError(RequestError):
+    """The pod that is to move waits for CPUs or memory too often."""
+
+    code = "UnderPressure"
+
+    def __init__(self, file: str, share: float, most: float) -> None:
+        super().__init__(
+            f"{file}: tasks of the pod waited in {share:.1f} % of the last 10 s, above {most:.1f} %"
+            " it does not move; move it when it has less to do, or allow more (--pressure)"
+        )
+
+
 class SourceResizeError(RequestError):
     """The pod belongs to a source, which states its amounts."""
 

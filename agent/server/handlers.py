@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from agent.api.documents.admissions import AdmissionDocument, BindRequest, ResizeRequest
 from agent.api.documents.document import decode, encode
 from agent.api.documents.maintenance import CordonRequest
+from agent.api.documents.moves import MoveRequest
 from agent.api.documents.pods import PodListDocument
 from agent.managers.allocation import API
 from agent.managers.node_fit import not_allocated
@@ -34,6 +35,7 @@ from agent.server import errors
 from agent.server.answers import JSON, answer_to_error, answer_without_handler, json_answer
 from agent.server.http import InvalidParameterError, Response, Routes, Stream
 from agent.server.maintenance import drain_plan
+from agent.server.moves import move_of
 from agent.server.operations import operation
 from agent.server.peers import Access
 from agent.server.queue import Turns, Worker
@@ -110,9 +112,11 @@ class Api:
                 ("POST", "/v1/pods", self._admit),
                 ("GET", "/v1/pods", self._list),
                 ("POST", "/v1/fit", self._fit),
+                ("POST", "/v1/plan", self._plan),
                 ("GET", "/v1/pods/{uid}", self._get),
                 ("DELETE", "/v1/pods/{uid}", self._remove),
                 ("POST", "/v1/pods/{uid}/resize", self._resize),
+                ("POST", "/v1/pods/{uid}/move", self._move),
                 ("POST", "/v1/pods/{uid}/containers/{name}/bind", self._bind),
                 ("DELETE", "/v1/pods/{uid}/containers/{name}/bind", self._unbind),
                 ("GET", "/v1/watch", self._watch),
@@ -131,6 +135,7 @@ class Api:
                 ("POST", "/v1/pods"): ("dryRun", "require", "replace", "advice"),
                 ("POST", "/v1/fit"): ("most",),
                 ("POST", "/v1/pods/{uid}/resize"): ("dryRun",),
+                ("POST", "/v1/pods/{uid}/move"): ("dryRun",),
                 ("GET", "/v1/history"): ("pod", "since", "limit"),
             },
         )
@@ -196,6 +201,10 @@ class Api:
         pod = await self._controller.decider.informed(manifest.pod, API)
         return json_answer(await self._controller.advice.fit(pod, most))
 
+    async def _plan(self, request: Request) -> Response:
+        pod = (await self._manifest_of(await _body(request))).pod
+        return json_answer(await self._controller.plan(pod))
+
     async def _list(self, _request: Request) -> Response:
         state = self._controller.state
         pods, failed = pods_now(state), state.observed.records.failed_pods()
@@ -211,6 +220,12 @@ class Api:
         dry_run = request.flag("dryRun")
         asked = resize_of(request.path_parameters["uid"], _resize_request(await _body(request)))
         answer = await self._controller.resize(asked, dry_run=dry_run)
+        return json_answer(answer, HTTPStatus.OK if answer.admitted else HTTPStatus.CONFLICT)
+
+    async def _move(self, request: Request) -> Response:
+        dry_run = request.flag("dryRun")
+        asked = move_of(request.path_parameters["uid"], _move_request(await _body(request)))
+        answer = await self._controller.move(asked, dry_run=dry_run)
         return json_answer(answer, HTTPStatus.OK if answer.admitted else HTTPStatus.CONFLICT)
 
     async def _bind(self, request: Request) -> Response:
@@ -334,6 +349,14 @@ def _resize_request(body: bytes) -> ResizeRequest:
     except msgspec.DecodeError as error:
         expected = 'expected {"container": "main", "cpus": "6", "memory": "12Gi", "keep": "2-3"}'
         raise errors.ResizeError(f"{error}; {expected}") from error
+
+
+def _move_request(body: bytes) -> MoveRequest:
+    try:
+        return decode(body, MoveRequest)
+    except msgspec.DecodeError as error:
+        expected = 'expected {"cpus": "2-3", "newCpus": "8-9", "nodes": "0", "newNodes": "1"}'
+        raise errors.MoveError(f"{error}; {expected}") from error
 
 
 def _cordon_request(body: bytes) -> CordonRequest:

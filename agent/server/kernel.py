@@ -41,7 +41,7 @@ from agent.server.intruders import IntruderCount, read_tasks
 from agent.server.slowness import PodReading
 from agent.server.verification import kernel_document, verification
 from cgroupfs.errors import CgroupError
-from cgroupfs.load import read_load
+from cgroupfs.load import read_load, read_node_memory
 from cgroupfs.settings import CPUS, EFFECTIVE, MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MEMS, huge_pages
 from cgroupfs.state import is_populated
 from cgroupfs.tree import all_ancestors
@@ -130,9 +130,12 @@ class KernelEnforcement:
         #: nothing tells it from what their own change made differ.
         self._compared = False
 
-    def enforce(self, target: Desired, *uids: str) -> EnforcementReport:
-        """Enforce a ledger after pods were added or changed, or after the shared pool changed."""
-        act = partial(self._enforcer.enforce_change, target, *uids)
+    def enforce(self, target: Desired, *uids: str, move_memory: bool = False) -> EnforcementReport:
+        """Enforce a ledger after pods were added or changed, or after the shared pool changed.
+
+        With `move_memory` also the memory nodes of containers that run, as a comparison does.
+        """
+        act = partial(self._enforcer.enforce_change, target, *uids, move_memory=move_memory)
         return self._with_files_and_host(target, act, *uids)
 
     def release(self, target: Desired, allocation: PodAllocation) -> EnforcementReport:
@@ -310,6 +313,14 @@ class KernelEnforcement:
                 return None
             used += int(shown)
         return used
+
+    def memory_on(self, target: Desired, nodes: Mask, allocation: PodAllocation) -> int | None:
+        """Return the bytes that a pod's cgroups have on some nodes, None where none says so."""
+        found = [
+            read_node_memory(self._tree, path) for path in self._cgroups_of(target, allocation)
+        ]
+        known = [sum(each.get(node, 0) for node in nodes) for each in found if each is not None]
+        return sum(known) if known else None
 
     def pods_around(self, target: Desired, cgroups: Collection[str]) -> frozenset[str]:
         """Return the uids of the pods in whose cgroups any of these lie, or that are bound to one.

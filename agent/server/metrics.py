@@ -256,6 +256,11 @@ RESIZES: Final = counter(
     "Requests to give a running pod other amounts of cpu or memory.",
     result=("rejected", "resized"),
 )
+MOVES: Final = counter(
+    "numawarden_moves_total",
+    "Running pods that were to have other CPUs or memory nodes.",
+    result=("moved", "rejected"),
+)
 REMOVALS: Final = counter("numawarden_removals_total", "Pods removed.")
 DRIFT_FOUND: Final = counter(
     "numawarden_drift_found_total",
@@ -380,6 +385,7 @@ SERVICE_COUNTERS: Final = (
     ADMISSIONS,
     REJECTIONS,
     RESIZES,
+    MOVES,
     REMOVALS,
     DRIFT_FOUND,
     DRIFT_REPAIRED,

@@ -66,12 +66,14 @@ class RejectionReporter:
         """Have `follower` called with each status from now on, and with the source of the pod."""
         self._followers.append(follower)
 
-    def report_rejection(self, pod: Pod, decision: Decision, source: Source) -> AdmissionDocument:
-        """Report a rejected pod; return the answer."""
+    def report_rejection(
+        self, pod: Pod, decision: Decision, source: Source, *, moves: bool = False
+    ) -> AdmissionDocument:
+        """Report a rejected pod, of which a move may be rejected alone; return the answer."""
         rejection = rejection_of(decision)
         conflict = rejection.reason == Reason.CONFLICT
         if not conflict and pod.uid in self._state.ledger.allocations:
-            return self._report_rejected_resize(pod, decision, source)
+            return self._report_rejected_change(pod, decision, source, moves=moves)
         self._counters.add(names.ADMISSIONS, "conflict" if conflict else "rejected")
         self._counters.add(names.REJECTIONS, str(rejection.reason))
         answer = rejection_answer(pod, decision)
@@ -92,13 +94,18 @@ class RejectionReporter:
         self._publish("PodRejected", pod.uid, full_name(pod), message, given=given)
         return answer
 
-    def _report_rejected_resize(
-        self, pod: Pod, decision: Decision, source: Source
+    def _report_rejected_change(
+        self, pod: Pod, decision: Decision, source: Source, *, moves: bool
     ) -> AdmissionDocument:
-        """Report a pod that does not get other amounts, and keeps what it has."""
+        """Report a pod that does not get other amounts or another place, and keeps what it has."""
         rejection = rejection_of(decision)
         reason, why = str(rejection.reason), rejection.message
-        self._counters.add(names.RESIZES, "rejected")
+        self._counters.add(names.MOVES if moves else names.RESIZES, "rejected")
+        if moves:
+            # Nothing of the pod is otherwise than asked for, so it has no status of a failure.
+            log.warning("move rejected", source=str(source), reason=reason, why=why)
+            self._publish("PodMoveRejected", pod.uid, full_name(pod), f"{reason}: {why}")
+            return rejection_answer(pod, decision)
         log.warning("resize rejected", source=str(source), reason=reason, why=why)
         self._report_running("PodResizeRejected", "ResizeRejected", pod, source, f"{reason}: {why}")
         return rejection_answer(pod, decision)

@@ -176,9 +176,13 @@ class Steps:
             return ()
         return self.outcomes.note_failure(why, uids)
 
-    async def enforce_pods(self, *uids: str) -> None:
-        """Have the kernel enforce saved allocations of pods."""
-        await self._enforced(partial(self.kernel.enforce, self.state.target(), *uids), *uids)
+    async def enforce_pods(self, *uids: str, move_memory: bool = False) -> None:
+        """Have the kernel enforce saved allocations of pods; with `move_memory` their memory moves.
+
+        The kernel then migrates pages before the write returns.
+        """
+        enforce = partial(self.kernel.enforce, move_memory=move_memory)
+        await self._enforced(partial(enforce, self.state.target(), *uids), *uids)
 
     async def enforce_pool(self) -> EnforcementReport:
         """Have the kernel enforce the shared pool that follows from what is saved."""

@@ -23,6 +23,7 @@ from agent.api.documents.admissions import BindDocument, BindRequest
 from agent.api.documents.document import Document
 from agent.api.documents.errors import ErrorDocument
 from agent.api.documents.maintenance import CordonRequest
+from agent.api.documents.moves import MoveRequest
 from agent.api.documents.pods import PodListDocument
 from agent.api.topology import TopologyView
 from agent.server.handlers import MOST_COPIES, Api
@@ -58,6 +59,7 @@ ANSWERS: Final[Mapping[tuple[str, str], type]] = {
 #: Bodies that have a type; of others the reference shows an example.
 BODIES: Final[Mapping[tuple[str, str], type]] = {
     ("POST", "/v1/pods/{uid}/containers/{name}/bind"): BindRequest,
+    ("POST", "/v1/pods/{uid}/move"): MoveRequest,
     ("POST", "/v1/cordon"): CordonRequest,
     ("POST", "/v1/uncordon"): CordonRequest,
     ("POST", "/v1/drain"): CordonRequest,

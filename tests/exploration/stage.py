@@ -12,7 +12,7 @@ from agent.devices.provider import DeviceError
 from agent.managers.machine import Machine
 from agent.managers.policy import CpuPolicy, PluginDevice
 from agent.pods.manifest import load_pod
-from agent.pods.model import EXCLUSIVE
+from agent.pods.model import EXCLUSIVE, MOVE, Movable
 from agent.reconcile.start_checks import make_layout
 from agent.server.configured import ConfiguredHost
 from agent.sources.source import SourceEntry, SourceReading
@@ -41,10 +41,10 @@ KINDS: Final = (
 #: What may happen once, at any time: nothing, a cordon of a node, CPUs that go offline, a plugin
 #: that goes with its devices, another configuration, a stop, the end of the agent and its next
 #: start, a disk that is full, cgroups that cannot be written, the removal of the first pod, another
-#: size of it, and a pod for which a container waits.
+#: size of it, other CPUs for it, and a pod for which a container waits.
 DISTURBANCES: Final = (
     "", "cordon", "offline", "gone", "reload", "stop", "kill", "disk", "write", "remove", "resize",
-    "urgent",
+    "move", "urgent",
 )  # fmt: skip
 HOST: Final = two_packages()
 #: CPUs of both nodes, the first that are given.
@@ -98,7 +98,9 @@ def pod_of(number: int, kind: str) -> Pod:
     if kind == "small":
         own = f"  annotations: {{{EXCLUSIVE}: c0}}\nspec:".encode()
         text = text.replace(b", memory: 1Gi", b"").replace(b"spec:", own)
-    return load_pod(text, "test")
+    pod = load_pod(text, "test")
+    moves = {MOVE: Movable.CPUS} if not number else {}
+    return replace(pod, annotations=MappingProxyType({**pod.annotations, **moves}))
 
 
 def _shared_pod() -> Pod:

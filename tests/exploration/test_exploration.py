@@ -121,7 +121,7 @@ def several_turns_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def answered_before_it_is_enforced(patch: pytest.MonkeyPatch) -> None:
-    async def mutant(*_: object) -> None:
+    async def mutant(*_: object, **__: object) -> None:
         pass
 
     patch.setattr(Steps, "enforce_pods", mutant)

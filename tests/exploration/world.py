@@ -24,7 +24,9 @@ from msgspec.structs import replace
 from agent.api.documents.admissions import ResizeRequest
 from agent.api.documents.maintenance import CordonRequest
 from agent.devices.providers import Providers
-from agent.managers.allocation import API
+from agent.managers.allocation import API, PodSets
+from agent.managers.cpu.manager import exclusive_cpus
+from agent.managers.moves import Move, sets_of
 from agent.managers.rules import restored
 from agent.reconcile.start_checks import make_enforcer
 from agent.server.controller import Controller
@@ -40,6 +42,7 @@ from agent.server.exposition import Metrics
 from agent.server.intake import PodIntake
 from agent.server.kernel import KernelEnforcement
 from agent.server.limits import Caller
+from agent.server.moves import AskedMove
 from agent.server.queue import OWN, QueueStopped, Worker, called_by
 from agent.server.resizes import resize_of
 from agent.server.source_admissions import SourceAdmissions
@@ -120,7 +123,7 @@ class World:
         self.asked: dict[int, asyncio.Task[Answer]] = {}
         self.answers: dict[int, Answer | str] = {}
         self.prepared: set[str] = set()
-        self.disturbed = False
+        self.disturbed = self.moved = False
         self.effect: asyncio.Task[object] | None = None
         #: The uids that were admitted when the disturbance had its effect, None before.
         self.before: frozenset[str] | None = None
@@ -292,6 +295,8 @@ class World:
         elif what == "resize":
             with suppress(PodNotFoundError, SourceResizeError):
                 await self.controller.resize(GROWN)
+        elif what == "move":
+            await self._move()
         else:
             self.configured = AFTER[what]
             if what == "offline":
@@ -300,6 +305,22 @@ class World:
                 self.plugin.devices = {}
             await self.controller.take_over(lambda: self.configured)
         self.before = frozenset(self.state.ledger.allocations)
+
+    async def _move(self) -> None:
+        """Move the first pod to the last free cores, as far as they are what it has of these."""
+        rules, ledger = self.configured.rules, self.state.ledger
+        allocation = ledger.allocations.get(uid_of(0))
+        if allocation is None or not allocation.exclusive_cpus:
+            return
+        has, topology, cpus = sets_of(allocation), rules.machine.cpus, EMPTY
+        free = rules.open_cpus - exclusive_cpus(ledger)
+        for cpu in reversed(list(topology.whole_cores_in(free))):
+            if len(cpus) < len(has.cpus):
+                cpus |= topology.cores_of(Mask.of(cpu))
+        asked = AskedMove(Move(allocation.uid, has, PodSets(cpus, has.nodes)), pressure=100)
+        with suppress(PodNotFoundError):
+            answer = await self.controller.move(asked)
+            self.moved = answer.admitted
 
     async def _cordon(self) -> None:
         answer = await self.controller.cordon(CordonRequest(target="node:0"))
@@ -382,8 +403,8 @@ class World:
             return
         if allocation is None:
             raise BrokenError(f"request {number} is answered as admitted and is not")
-        resized = bool(allocation.originals)
-        if not resized and answer.cpus not in {None, str(allocation.exclusive_cpus)}:
+        changed = bool(allocation.originals) or self.moved
+        if not changed and answer.cpus not in {None, str(allocation.exclusive_cpus)}:
             raise BrokenError(f"request {number} has {allocation.exclusive_cpus}, not {answer}")
         if answer.enforced and not self.state.observed.records.of(uid).unenforced:
             self._check_enforced(allocation)

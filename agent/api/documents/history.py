@@ -17,9 +17,9 @@ class EventDocument(Document, frozen=True):
     """One line of `watch`.
 
     `type` is one of `PodAdmitted`, `PodRejected`, `PodShared`, `PodResized`, `PodResizeRejected`,
-    `PodInvalid`, `PodRemoved`, `PodNotEnforced`, `PodNotExclusive`, `ContainerBound`,
-    `ContainerUnbound`, `PodRecovered`, `AllocationDisplaced`, `DriftFound`, `DriftContested`,
-    `AllocationInvalid`, `HostChanged`, `ManifestInvalid`, `EventsLost`.
+    `PodMoved`, `PodMoveRejected`, `PodInvalid`, `PodRemoved`, `PodNotEnforced`, `PodNotExclusive`,
+    `ContainerBound`, `ContainerUnbound`, `PodRecovered`, `AllocationDisplaced`, `DriftFound`,
+    `DriftContested`, `AllocationInvalid`, `HostChanged`, `ManifestInvalid`, `EventsLost`.
     """
 
     type: str

@@ -203,7 +203,7 @@ def test_a_manifest_may_come_from_standard_input(
 def test_a_pod_that_is_not_enforced_has_an_exit_code_of_its_own(
     shell: Shell, agent: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def reject(*_: object) -> EnforcementReport:
+    def reject(*_: object, **__: object) -> EnforcementReport:
         return EnforcementReport(differences=(unenforced("cpuset.cpus: Permission denied", UID),))
 
     monkeypatch.setattr(agent.controller.steps.kernel, "enforce", reject)

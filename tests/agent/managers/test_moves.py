@@ -80,6 +80,7 @@ def fragmented(rules: EffectivePolicy, *, allow: str = "memory") -> Ledger:
     return running(rules, small, large, one(6, "u-3", ""))
 
 
+# Shows in differences.md: move
 def test_the_smallest_pod_that_makes_room_moves_and_the_new_one_is_admitted() -> None:
     rules = make_rules(topology=SINGLE)
     ledger = fragmented(rules)

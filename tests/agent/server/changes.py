@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from agent.api.documents.admissions import BindRequest, ResizeRequest
 from agent.api.documents.maintenance import CordonRequest
+from agent.api.documents.moves import MoveRequest
+from agent.pods.model import MOVE, Movable
 from agent.server.errors import NotCordonedError, PodNotFoundError
+from agent.server.moves import move_of
 from agent.server.resizes import resize_of
 from cgroupfs.names import Tier
 from sysfs.mask import Mask
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from agent.config.model import Config
+    from agent.pods.model import Pod
     from agent.server.controller import Controller
     from tests.agent.server.sites import Allocated, Shown, Site
     from tests.fakes.effects import Step
@@ -30,14 +37,18 @@ def _uid(digit: int) -> str:
     return f"{digit}0000000-2222-3333-4444-555555555555"
 
 
+def _movable(pod: Pod) -> Pod:
+    return replace(pod, annotations=MappingProxyType({MOVE: Movable.MEMORY}))
+
+
 SHARED, EXCLUSIVE, MIXED, IDS, INIT, NEW, GONE = map(_uid, range(1, 8))
 #: The pods of the settled host.
 PODS: Final = (
     pod_of("shared", SHARED, "c0~1 c1"),
-    pod_of("exclusive", EXCLUSIVE, "main=2"),
-    pod_of("mixed", MIXED, "own=1 rest", budget="3"),
+    _movable(pod_of("exclusive", EXCLUSIVE, "main=2")),
+    _movable(pod_of("mixed", MIXED, "own=1 rest", budget="3")),
     pod_of("ids", IDS, "one=1 two=2"),
-    pod_of("init", INIT, "!first=1 then=1"),
+    _movable(pod_of("init", INIT, "!first=1 then=1")),
 )
 WITH_DEVICE: Final = pod_of("device", NEW, "own=2+")
 NEW_POD: Final = pod_of("new", NEW, "own=2 rest more", budget="4")
@@ -175,6 +186,12 @@ def _resize(uid: str, container: str = "", cpus: str = "") -> Change:
     return Change(lambda controller, _: controller.resize(asked))
 
 
+def _move(uid: str, cpus: str, new_cpus: str, new_nodes: str = "0") -> Change:
+    request = MoveRequest(cpus=cpus, new_cpus=new_cpus, nodes="0", new_nodes=new_nodes)
+    asked = move_of(uid, request)
+    return Change(lambda controller, _: controller.move(asked))
+
+
 def _after(first: Change, then: Change) -> Change:
     """Return a change of what another one left."""
 
@@ -207,6 +224,9 @@ CHANGES: Final = {
     "grow": _resize(EXCLUSIVE, "main", "4"),
     "grow-slice": _resize(MIXED, "own", "2"),
     "grow-budget": _resize(MIXED, cpus="5"),
+    "move": _move(EXCLUSIVE, "1,9", "6,14", "1"),
+    "move-near": _move(INIT, "3", "11"),
+    "move-budget": _move(MIXED, "2,8,10", "7,12,15", "1"),
     "shrink": _after(_resize(EXCLUSIVE, "main", "4"), _resize(EXCLUSIVE, "main", "2")),
     "shrink-budget": _after(_resize(MIXED, cpus="5"), _resize(MIXED, cpus="3")),
 }

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 POD = f"kubepods/pod{UID}"
 BIND = f"/v1/pods/{UID}/containers/c0/bind"
 RESIZE = f"/v1/pods/{UID}/resize"
+MOVE = f"/v1/pods/{UID}/move"
 
 
 async def ask(
@@ -184,6 +185,15 @@ BAD = (
     ("POST", RESIZE, b'{"memory": "1' + b"0" * 1000 + b'"}', "422 InvalidResize"),
     ("POST", RESIZE, b'{"cpus": "1", "keep": "0-9999999999"}', "422 InvalidResize"),
     ("POST", RESIZE, b'{"cpus": "1", "container": "zz"}', "404 ContainerNotFound"),
+    ("POST", "/v1/pods/absent/move", b'{"cpus": "1", "newCpus": "2"}', "404 PodNotFound"),
+    ("POST", MOVE, b"[1]", "422 InvalidMove"),
+    ("POST", MOVE, b'{"cpus": "1,9"}', "422 InvalidMove"),
+    ("POST", MOVE, b'{"cpus": "1,9", "newCpus": "2", "cpu": ""}', "422 InvalidMove"),
+    ("POST", MOVE, b'{"cpus": "1,9", "newCpus": "2-"}', "422 InvalidMove"),
+    ("POST", MOVE, b'{"cpus": "1,9", "newCpus": "0-9999999999"}', "422 InvalidMove"),
+    ("POST", MOVE, b'{"cpus": "1,9", "newCpus": "2,10", "pressure": 101}', "422 InvalidMove"),
+    ("POST", MOVE, b'{"cpus": "1,9", "newCpus": "2,10"}', "409 Infeasible"),
+    ("POST", "/v1/plan", b"[1]", "422 InvalidManifest"),
     ("POST", "/v1/pods", b"#" * (MESSAGE_BYTES + 1), "413 TooLarge"),
 )
 
@@ -203,7 +213,11 @@ async def test_bad_requests_get_one_short_clear_error_and_change_nothing(world: 
 
 #: Every resource, and those that have a dry run.
 ROUTES = re.findall(r'\("([A-Z]+)", "(/v1/[^"]+)", self', Path(api_module.__file__).read_text())
-DRY = {("POST", "/v1/pods"), ("POST", "/v1/drain"), ("POST", "/v1/pods/{uid}/resize")}
+DRY = {
+    ("POST", "/v1/pods"),
+    ("POST", "/v1/drain"),
+    *(("POST", f"/v1/pods/{{uid}}/{change}") for change in ("resize", "move")),
+}
 
 
 @in_loop

@@ -88,7 +88,8 @@ class Recorder(KernelEnforcement, Store):
         self.targets.append(target)
         return self.outcome
 
-    def enforce(self, target: Desired, *uids: str) -> EnforcementReport:
+    def enforce(self, target: Desired, *uids: str, move_memory: bool = False) -> EnforcementReport:
+        del move_memory
         return self._note(" ".join(("enforce", *(uid[:1] for uid in uids))), target)
 
     def release(self, target: Desired, allocation: PodAllocation) -> EnforcementReport:

@@ -1,0 +1,68 @@
+"""Moves of running pods: what a plan advises, and what a request asks for.
+
+Sets of CPUs and of NUMA nodes are in the kernel's list format; the nodes are those of pinned
+memory, "" where none is pinned.
+"""
+
+from __future__ import annotations
+
+from agent.api.documents.document import Document
+from agent.api.documents.rejections import RejectionDocument  # noqa: TC001  # msgspec reads it
+
+
+class MoveRequest(Document, frozen=True, forbid_unknown_fields=True):
+    """Where a pod is, and where it is to be."""
+
+    cpus: str
+    new_cpus: str
+    nodes: str = ""
+    new_nodes: str = ""
+    #: The share of the last 10 seconds, in percent, in which a task of the pod waited for CPUs or
+    #: for memory; above it the pod does not move.
+    pressure: float = 20.0
+
+
+class MovesDocument(Document, frozen=True):
+    """Whether a pod fits, and the fewest moves that make room for it; nothing is changed."""
+
+    uid: str
+    name: str
+    namespace: str
+    #: It is admitted, or would be now.
+    fits: bool
+    #: What it would have after the moves; null where nothing that was tried makes room.
+    cpus: str | None
+    nodes: str | None
+    #: In the order in which they have to be made.
+    moves: tuple[MoveDocument, ...]
+    #: Why it does not fit now; null if it does.
+    rejection: RejectionDocument | None = None
+    #: The pods of which each alone would make room, if it allowed that; only without `moves`.
+    asked: tuple[UnaskedPodDocument, ...] = ()
+    #: More sets of pods could be tried than were.
+    limited: bool = False
+
+
+class MoveDocument(Document, frozen=True):
+    """One pod that moves."""
+
+    uid: str
+    name: str
+    namespace: str
+    cpus: str
+    new_cpus: str
+    nodes: str
+    new_nodes: str
+    #: The pages of its cgroup on nodes that it leaves, in bytes; null where that is not known.
+    bytes: int | None
+
+
+class UnaskedPodDocument(Document, frozen=True):
+    """A pod that does not allow a move that would make room."""
+
+    uid: str
+    name: str
+    namespace: str
+    #: The annotation that would allow it, and its value.
+    annotation: str
+    value: str

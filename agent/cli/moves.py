@@ -1,0 +1,172 @@
+"""`numawarden plan` and `numawarden apply`: moves of running pods that make room for another."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from agent.api.documents.document import decode
+from agent.api.documents.moves import MoveRequest, MovesDocument
+from agent.cli.common import agent_at
+from agent.cli.errors import CommandError, ExitCode
+from agent.cli.manifests import ManifestText, for_each_manifest
+from agent.cli.options import Output, output_option, socket_option
+from agent.cli.output import print_answer, print_lines, say
+from agent.cli.pod_text import state_lines
+from agent.cli.reason_text import rejection_lines
+from agent.files import read_bounded, take
+from agent.managers.amounts import size_text
+from agent.pods.model import full_name, name_and_uid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.api.documents.admissions import AdmissionDocument
+    from agent.api.documents.moves import MoveDocument
+
+#: The longest plan that is read, in bytes.
+_LONGEST: Final = 1 << 20
+_PRESSURE: Final = MoveRequest(cpus="", new_cpus="").pressure
+
+
+@click.command()
+@click.option(
+    "--for", "file", metavar="FILE|-", required=True, type=click.Path(path_type=Path),
+    help="The manifest of the pod that is to have room.",
+)  # fmt: skip
+@output_option
+@socket_option
+def plan(file: Path, output: Output, socket_path: str) -> int:
+    """Say whether a pod fits now, else which running pods would have to move.
+
+    Only pods with the annotation move.numawarden.dev/allow move. Nothing is changed. `-o json`
+    writes what `numawarden apply` reads.
+
+    Exits with 0 if the pod fits, now or after the moves, else with 1.
+    """
+
+    def asked(manifest: ManifestText) -> ExitCode:
+        with agent_at(socket_path, manifest.name) as agent:
+            found = agent.plan(manifest.text)
+        print_answer(found, output, plan_lines)
+        return ExitCode.OK if found.cpus is not None else ExitCode.REJECTED
+
+    return for_each_manifest((file,), asked)
+
+
+def plan_lines(found: MovesDocument) -> Iterator[str]:
+    """Yield whether a pod fits, which moves make room for it, and who would have to allow some."""
+    name = full_name(found)
+    has = _place(found.cpus or "", found.nodes or "")
+    if found.fits:
+        yield f"{name} fits now: {has}"
+        return
+    yield f"{name} does not fit now"
+    if found.rejection is not None:
+        yield from rejection_lines(found.rejection)
+    for move in found.moves:
+        yield f"move {_change(move)}; {_cost(move)}"
+    if found.cpus is not None:
+        yield f"then {name} fits: {has}"
+        return
+    least = "that were tried " if found.limited else ""
+    yield f"no moves {least}of pods that allow it make room"
+    for pod in found.asked:
+        annotation = f"{pod.annotation}: {pod.value}"
+        yield f"{name_and_uid(pod)} would: allow it with the annotation {annotation}"
+
+
+def _place(cpus: str, nodes: str) -> str:
+    memory = [f"memory of node {nodes}"] if nodes else []
+    return ", ".join([f"CPUs {cpus}" if cpus else "no CPUs of its own", *memory])
+
+
+def _change(move: MoveDocument) -> str:
+    changes = [f"CPUs {move.cpus} to {move.new_cpus}"] if move.cpus != move.new_cpus else []
+    if move.nodes != move.new_nodes:
+        changes.append(f"memory of node {move.nodes} to {move.new_nodes}")
+    return f"{full_name(move)}: {', '.join(changes)}"
+
+
+def _cost(move: MoveDocument) -> str:
+    if move.bytes is None:
+        return "how much memory would move is not known"
+    return f"{size_text(move.bytes)} of memory move" if move.bytes else "no memory moves"
+
+
+@click.command()
+@click.argument("file", metavar="PLAN|-", type=click.Path(path_type=Path))
+@click.option(
+    "--pressure", metavar="PERCENT", type=click.FloatRange(0, 100), default=_PRESSURE,
+    show_default=True,
+    help="Stop before a pod of which tasks waited for CPUs or memory in more than this share of "
+    "the last 10 seconds.",
+)  # fmt: skip
+@socket_option
+def apply(file: Path, pressure: float, socket_path: str) -> int:
+    """Move the pods of a PLAN, which `numawarden plan --for FILE -o json` wrote.
+
+    One after the other, each as a whole; the first that is rejected ends this. The pod of the plan
+    is not admitted: `numawarden admit FILE` does that.
+
+    Exits with 1 if a move is rejected, and 7 for one that the kernel does not enforce.
+    """
+    found = _read(file)
+    if not found.moves:
+        say("the plan has no moves")
+    code = ExitCode.OK
+    for number, move in enumerate(found.moves):
+        asked = MoveRequest(
+            cpus=move.cpus,
+            new_cpus=move.new_cpus,
+            nodes=move.nodes,
+            new_nodes=move.new_nodes,
+            pressure=pressure,
+        )
+        try:
+            with agent_at(socket_path) as agent:
+                answer = agent.move(move.uid, asked)
+        except CommandError:
+            _say_left(found, number)
+            raise
+        print_lines(_moved_lines(move, answer))
+        if answer.pod is None:
+            _say_left(found, number)
+            return ExitCode.REJECTED
+        if not answer.pod.enforcement.enforced:
+            code = ExitCode.NOT_ENFORCED
+    if found.moves:
+        say(f"{full_name(found)} has room: admit it")
+    return code
+
+
+def _moved_lines(move: MoveDocument, answer: AdmissionDocument) -> Iterator[str]:
+    if answer.pod is None:
+        yield f"not moved: {_change(move)}"
+        if answer.rejection is not None:
+            yield from rejection_lines(answer.rejection)
+        return
+    yield f"{'there already' if answer.already_admitted else 'moved'} {_change(move)}"
+    yield from state_lines(answer.pod)
+
+
+def _say_left(found: MovesDocument, number: int) -> None:
+    """Say which moves were not made, from a number on."""
+    for move in found.moves[number:]:
+        say(f"left: {_change(move)}")
+
+
+def _read(file: Path) -> MovesDocument:
+    """Return the plan of a file, `-` of standard input; raises `CommandError`."""
+    is_input = str(file) == "-"
+    name = "standard input" if is_input else str(file)
+    text = take(sys.stdin.buffer, _LONGEST, "-") if is_input else read_bounded(file, _LONGEST)
+    try:
+        return decode(text, MovesDocument)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        message = f"{name} is no plan: {error}; write one: numawarden plan --for FILE -o json"
+        raise CommandError(message, ExitCode.BAD_INPUT) from error
