@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
+from agent.api.client import AgentError
 from agent.api.documents.document import decode
 from agent.api.documents.moves import MoveRequest, MovesDocument
 from agent.cli.common import agent_at
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.manifests import ManifestText, for_each_manifest
 from agent.cli.options import Output, output_option, socket_option
-from agent.cli.output import print_answer, print_lines, say
+from agent.cli.output import print_answer, print_lines, say, warn
 from agent.cli.pod_text import state_lines
 from agent.cli.reason_text import rejection_lines
 from agent.files import read_bounded, take
 from agent.managers.amounts import size_text
 from agent.pods.model import full_name, name_and_uid
+from agent.tools.migration import migrate, processes
+from cgroupfs.errors import CgroupError
+from cgroupfs.tree import KernelTree
+from sysfs.mask import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from agent.api.client import AgentClient
     from agent.api.documents.admissions import AdmissionDocument
     from agent.api.documents.moves import MoveDocument
+    from agent.api.documents.pods import PodDocument
 
 #: The longest plan that is read, in bytes.
 _LONGEST: Final = 1 << 20
+_MOUNT: Final = Path("/sys/fs/cgroup")
 _PRESSURE: Final = MoveRequest(cpus="", new_cpus="").pressure
 
 
@@ -129,7 +139,7 @@ def apply(file: Path, pressure: float, socket_path: str) -> int:
         )
         try:
             with agent_at(socket_path) as agent:
-                answer = agent.move(move.uid, asked)
+                answer = _moved(agent, move, asked)
         except CommandError:
             _say_left(found, number)
             raise
@@ -142,6 +152,52 @@ def apply(file: Path, pressure: float, socket_path: str) -> int:
     if found.moves:
         say(f"{full_name(found)} has room: admit it")
     return code
+
+
+def _moved(agent: AgentClient, move: MoveDocument, asked: MoveRequest) -> AdmissionDocument:
+    """Move a pod, its pages first; these go back where the move is rejected then."""
+    tried = agent.move(move.uid, asked, dry_run=True)
+    if tried.pod is None:
+        return tried
+    old, new = Mask.parse(move.nodes), Mask.parse(move.new_nodes)
+    if tried.already_admitted or old <= new:
+        return agent.move(move.uid, asked)
+
+    def may_go_on() -> bool:
+        return agent.move(move.uid, asked, dry_run=True).pod is not None
+
+    pod = agent.pod(move.uid)
+    try:
+        _migrate(pod, old - new, new, may_go_on)
+        answer = agent.move(move.uid, asked)
+    except AgentError:
+        _migrate(pod, new - old, old)
+        raise
+    if answer.pod is None:
+        _migrate(pod, new - old, old)
+    return answer
+
+
+def _migrate(
+    pod: PodDocument, old: Mask, new: Mask, may_go_on: Callable[[], bool] = lambda: True
+) -> None:
+    """Move the pages of a pod's processes, and ask every second whether to go on.
+
+    Where that is not permitted the agent moves them, which makes no other change meanwhile.
+    """
+    parts = (pod.kernel, *(container.kernel for container in pod.containers))
+    cgroups = [each.cgroup.strip("/") for part in parts for each in part]
+    asked = time.monotonic()
+    try:
+        with closing(KernelTree(_MOUNT)) as tree:
+            for pid in processes(tree, cgroups):
+                migrate(pid, old, new)
+                if time.monotonic() - asked > 1:
+                    if not may_go_on():
+                        return
+                    asked = time.monotonic()
+    except (OSError, CgroupError) as error:
+        warn([f"the agent moves the memory of {full_name(pod)} itself: {error}"])
 
 
 def _moved_lines(move: MoveDocument, answer: AdmissionDocument) -> Iterator[str]:

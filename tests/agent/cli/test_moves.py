@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from msgspec.structs import replace
 
+from agent.cli import moves
 from agent.cli.errors import ExitCode
-from agent.managers.policy import TopologyManagerPolicy
+from agent.managers.policy import MemoryManagerPolicy, TopologyManagerPolicy
 from agent.pods.model import MOVE
 from tests.agent.server.support import OTHER_UID, UID, manifest
 
 if TYPE_CHECKING:
+    from sysfs.mask import Mask
     from tests.agent.cli.shell import Shell
     from tests.agent.server.support import Running, World
 
-NEW: bytes = manifest("new", "u-new", cpu="4")
+MOVED: Final = "CPUs 1,9 to 7,15, memory of node 0 to 1"
+NEW: Final = manifest("new", "u-new", cpu="4")
 
 
-@pytest.fixture
-def world(world: World) -> World:
-    """Have pods on one node each."""
-    single = TopologyManagerPolicy.SINGLE_NUMA_NODE
-    world.config = replace(world.config, topology_manager_policy=single)
+@pytest.fixture(params=[MemoryManagerPolicy.NONE])
+def world(world: World, request: pytest.FixtureRequest) -> World:
+    """Have pods on one node each, with pinned memory or without."""
+    world.config = replace(
+        world.config,
+        topology_manager_policy=TopologyManagerPolicy.SINGLE_NUMA_NODE,
+        memory_manager_policy=request.param,
+    )
     return world
 
 
@@ -32,9 +38,9 @@ def world(world: World) -> World:
 def _fragmented(agent: Running, shell: Shell) -> None:
     """Leave three CPUs on node 0 and two on node 1."""
     del agent
-    annotation = f"  annotations: {{{MOVE}: cpus}}\nspec:\n".encode()
-    moves = manifest().replace(b"spec:\n", annotation)
-    for body in (moves, manifest("two", OTHER_UID), manifest("six", "u-six", cpu="6")):
+    annotation = f"  annotations: {{{MOVE}: memory}}\nspec:\n".encode()
+    movable = manifest().replace(b"spec:\n", annotation)
+    for body in (movable, manifest("two", OTHER_UID), manifest("six", "u-six", cpu="6")):
         assert shell.run("admit", shell.file(body))[0] == ExitCode.OK
 
 
@@ -77,3 +83,69 @@ def test_what_no_move_helps_and_what_is_no_plan(shell: Shell) -> None:
         code, _, err = shell.run("apply", shell.file(text))
         assert code == ExitCode.BAD_INPUT
         assert "is no plan" in err
+
+
+@pytest.fixture
+def migrated(
+    agent: Running, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[int, str, str]]:
+    """Run a process in the pod that moves; return the migrations of its pages."""
+    kernel, found = shell.world.kernel, list[tuple[int, str, str]]()
+    kernel.mkdir(f"kubepods/pod{UID}/c0")
+    kernel.spawn(f"kubepods/pod{UID}/c0", 7)
+    agent.client.reconcile()
+    monkeypatch.setattr(kernel, "close", lambda: None, raising=False)
+    monkeypatch.setattr(moves, "KernelTree", lambda _: kernel)
+
+    def migrate(pid: int, old: Mask, new: Mask) -> None:
+        found.append((pid, str(old), str(new)))
+
+    monkeypatch.setattr(moves, "migrate", migrate)
+    return found
+
+
+@pytest.mark.parametrize("world", [MemoryManagerPolicy.STATIC], indirect=True)
+def test_pages_move_before_their_pod(shell: Shell, migrated: list[tuple[int, str, str]]) -> None:
+    mems = f"kubepods/pod{UID}/c0", "cpuset.mems"
+    assert shell.world.kernel.read(*mems).strip() == "0"
+    plan = shell.file(shell.run("plan", "--for", shell.file(NEW), "-o", "json")[1].encode())
+    assert shell.run("apply", plan)[1].startswith(f"moved shop/web: {MOVED}\n")
+    assert migrated == [(7, "0", "1")]
+    assert shell.world.kernel.read(*mems).strip() == "1"
+
+
+@pytest.mark.parametrize("world", [MemoryManagerPolicy.STATIC], indirect=True)
+def test_pages_go_back_where_the_move_is_rejected_then(
+    agent: Running,
+    shell: Shell,
+    migrated: list[tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = shell.file(shell.run("plan", "--for", shell.file(NEW), "-o", "json")[1].encode())
+
+    def overtaken(pid: int, old: Mask, new: Mask) -> None:
+        if not migrated:
+            for uid, cpus in (("u-3", "3"), ("u-2", "2")):
+                assert agent.client.admit(manifest(f"late-{uid}", uid, cpu=cpus)).admitted
+        migrated.append((pid, str(old), str(new)))
+
+    monkeypatch.setattr(moves, "migrate", overtaken)
+    code, out, _ = shell.run("apply", plan)
+    assert code == ExitCode.REJECTED
+    assert out.startswith(f"not moved: shop/web: {MOVED}\n")
+    assert migrated == [(7, "0", "1"), (7, "1", "0")]
+
+
+@pytest.mark.usefixtures("migrated")
+@pytest.mark.parametrize("world", [MemoryManagerPolicy.STATIC], indirect=True)
+def test_without_the_permission_the_agent_moves_the_pages(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(moves, "migrate", denied)
+    plan = shell.file(shell.run("plan", "--for", shell.file(NEW), "-o", "json")[1].encode())
+    code, out, err = shell.run("apply", plan)
+    assert (code, out.splitlines()[0]) == (ExitCode.OK, f"moved shop/web: {MOVED}")
+    assert "the agent moves the memory of shop/web itself: " in err

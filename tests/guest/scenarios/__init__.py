@@ -128,7 +128,7 @@ SCENARIOS: Final = {
         Scenario(
             "live",
             "two-sockets",
-            "a running process gets more and fewer CPUs: by command, in a budget, by its file",
+            "a running process gets more, fewer, other CPUs: by command, in a budget, by its file",
             when=When.CI,
         ),
         Scenario(

@@ -18,7 +18,7 @@ from tests.guest.inside.agent import PROGRAM, Agent
 from tests.guest.inside.api import answer_to
 from tests.guest.inside.commands import attempt
 from tests.guest.inside.pods import POD_SCOPE
-from tests.guest.inside.workloads import stop_unit, systemd_run
+from tests.guest.inside.workloads import ALLOCATED, stop_unit, systemd_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,13 +32,14 @@ GROWING: Final = "growing"
 UID: Final = single.uid_of(GROWING)
 FILED: Final = "filed"
 NAMED: Final = "named"
+MOVING: Final = "moving"
 #: Resizes amid which the agent is killed, each a little later than the one before.
 KILLS: Final = 6
 GIB: Final = 1 << 30
 
 
 def run(guest: Guest) -> None:
-    """Run a pod in a pool; resize pods of all kinds; kill the agent amid it; edit a file."""
+    """Run a pod in a pool; resize pods of all kinds; kill the agent; edit a file; move."""
     pools = [{"name": "near", "nodes": "0", "memory": "bound"}]
     agent = Agent(guest, staticPodPath=str(DIRECTORY), agent={"pools": pools})
     agent.start()
@@ -47,6 +48,7 @@ def run(guest: Guest) -> None:
     _budget(guest.checks, agent)
     _burstable(guest.checks, agent)
     _file(guest.checks, agent)
+    _moves(guest.checks, agent)
 
 
 def _pool(checks: Checks, agent: Agent) -> None:
@@ -261,6 +263,59 @@ def _file(checks: Checks, agent: Agent) -> None:
         checks.check("and it keeps its CPUs", first <= kernel.affinity(own.pid))
     (DIRECTORY / "filed.yaml").unlink()
     checks.eventually("its end removes it", agent.pods, [])
+
+
+def _moves(checks: Checks, agent: Agent) -> None:
+    """Make room on a node by a plan: the pod that moves takes its processes and pages along."""
+    moving = single.pod(MOVING, 2, "64Mi")
+    moving["metadata"]["annotations"] = {"move.numawarden.dev/allow": "memory"}
+    for each in (moving, single.pod("stays", 2, "64Mi"), single.pod("far", 5, "64Mi")):
+        single.admit(checks, agent, each)
+    shared = single.pod("shared", 1, "64Mi")
+    shared["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "10m"}}
+    single.admit(checks, agent, shared)
+    fits = single.pod("fits", 4, "64Mi")
+    manifest = agent.manifest(fits)
+    with (
+        single.running(agent, MOVING) as own,
+        single.running(agent, "shared") as other,
+        _watched(checks, own.pid, other.pid),
+    ):
+        checks.eventually("the pod has two CPUs", lambda: len(kernel.affinity(own.pid)), 2)
+        first, nodes = kernel.affinity(own.pid), kernel.memory_nodes(own.pid)
+        planned = agent.cli("plan", "--for", manifest)
+        checks.require("a plan makes room", planned.ok, planned)
+        plan = json.loads(planned.stdout)
+        [move] = plan["moves"]
+        checks.equal("by a move of the pod that allows it", move["uid"], single.uid_of(MOVING))
+        held = ALLOCATED <= move["bytes"] < 64 << 20
+        checks.check("and of what it holds", held, move)
+        applied = attempt(PROGRAM, "apply", "-", stdin=planned.stdout)
+        checks.require("it is applied", applied.ok, applied)
+        checks.check("by the pages first", "itself" not in applied.stderr, applied)
+        now = kernel.affinity(own.pid)
+        checks.equal("the process has the CPUs of the plan", now, kernel.ids(move["newCpus"]))
+        checks.check("the pool has the former ones", first <= kernel.affinity(other.pid))
+        on = kernel.memory_nodes(own.pid)
+        checks.equal("its memory is on the other node", on & nodes, set())
+        pages = {node for node, count in _pages(own.pid).items() if count}
+        checks.equal("with all of its pages", pages, on)
+        checks.check("the process is the same", own.untouched)
+        single.admit(checks, agent, fits)
+        checks.equal("no difference", agent.differences(), [])
+    for name in (MOVING, "stays", "far", "shared", "fits"):
+        agent.remove(single.uid_of(name))
+
+
+def _pages(pid: int) -> dict[int, int]:
+    """Return the anonymous pages of a process by node."""
+    found = dict[int, int]()
+    for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
+        for word in line.split() if " anon=" in line else ():
+            name, _, count = word.partition("=")
+            if name.startswith("N") and name[1:].isdigit():
+                found[int(name[1:])] = found.get(int(name[1:]), 0) + int(count)
+    return found
 
 
 def _write(manifest: dict[str, object]) -> None:

@@ -1,0 +1,73 @@
+"""Pages of processes are moved by the kernel: what it is asked, and what it answers."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import platform
+
+import pytest
+
+from agent.tools import migration
+from agent.tools.migration import migrate, processes
+from cgroupfs.emulated.kernel import EmulatedKernel
+from sysfs.mask import Mask
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    made: list[tuple[object, ...]] = []
+
+    def record(*arguments: ctypes.c_long | bytes) -> int:
+        made.append(tuple(each if isinstance(each, bytes) else each.value for each in arguments))
+        return 0
+
+    monkeypatch.setattr(migration, "_syscall", record)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "size"), [("0", "1", 8), ("0-1", "62", 8), ("63", "64", 16), ("0", "200", 32)]
+)
+def test_the_kernel_is_told_both_sets_in_whole_words(
+    calls: list[tuple[object, ...]], old: str, new: str, size: int
+) -> None:
+    migrate(7, Mask.parse(old), Mask.parse(new))
+    [(number, pid, bits, *masks)] = calls
+    assert (number, pid, bits) == (256, 7, 8 * size + 1)
+    shown = [int.from_bytes(each, "little") for each in masks if isinstance(each, bytes)]
+    assert shown == [Mask.parse(old).bits, Mask.parse(new).bits]
+    assert {len(each) for each in masks if isinstance(each, bytes)} == {size}
+
+
+@pytest.mark.parametrize("code", [errno.ESRCH, errno.EPERM])
+def test_a_process_that_has_ended_is_no_error_and_what_is_not_permitted_is(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(migration, "_syscall", lambda *_: -1)
+    monkeypatch.setattr(ctypes, "get_errno", lambda: code)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    if code == errno.ESRCH:
+        migrate(7, Mask.of(0), Mask.of(1))
+    else:
+        with pytest.raises(PermissionError):
+            migrate(7, Mask.of(0), Mask.of(1))
+
+
+def test_a_machine_whose_number_is_not_known_is_not_asked(
+    calls: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "pdp11")
+    with pytest.raises(OSError, match="not implemented"):
+        migrate(7, Mask.of(0), Mask.of(1))
+    assert calls == []
+
+
+def test_the_processes_of_a_pod_are_those_of_all_its_cgroups() -> None:
+    kernel = EmulatedKernel(Mask.of(0, 1), Mask.of(0))
+    for path, pid in (("pod", 0), ("pod/c0", 3), ("pod/c1", 0), ("pod/c1/inner", 2), ("other", 4)):
+        kernel.mkdir(path)
+        if pid:
+            kernel.spawn(path, pid)
+    assert processes(kernel, ("pod", "pod/c0", "gone")) == (2, 3)
