@@ -2,22 +2,25 @@
 
 systemd mounts the option from 259 on; here the tree is mounted again without and with it. Each pod
 uses all that it asked for, gets ENOMEM from mmap for a page more, and is killed for memory beyond
-its limit.
+its limit. Pages that a program beside the pods has are missed, by a warning and a condition.
 """
 
 from __future__ import annotations
 
 import errno
 import signal
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.guest.inside import kernel
+from tests.guest.inside import kernel, single
 from tests.guest.inside.agent import PROGRAM, Agent
+from tests.guest.inside.api import answer_to
 from tests.guest.inside.commands import Outcome, attempt
 from tests.guest.inside.commands import run as command
 
 if TYPE_CHECKING:
+    from tests.guest.inside.checks import Checks
     from tests.guest.inside.guest import Guest
 
 OPTION: Final = "memory_hugetlb_accounting"
@@ -25,6 +28,8 @@ PAGES: Final = "/sys/devices/system/node/node{}/hugepages/hugepages-2048kB/nr_hu
 MIB: Final = 1 << 20
 MEMORY: Final = 48
 HUGE: Final = 64
+#: What a program beside the pods takes of the 96 MiB in huge pages of node 0.
+TAKEN: Final = 80
 ASKED: Final = ("--memory", f"{MEMORY}Mi", "--hugepages", f"2Mi={HUGE}Mi")
 #: Seconds after which a process that touches its pages is stuck.
 LONG: Final = 120.0
@@ -42,7 +47,8 @@ for offset in range(0, huge, 2 << 20):
     pages[offset] = 1
 for number in range(plain >> 20):
     sys.modules[str(number)] = b"x" * (1 << 20)
-print(pathlib.Path("/sys/fs/cgroup", own, "memory.max").read_text().strip())
+print(pathlib.Path("/sys/fs/cgroup", own, "memory.max").read_text().strip(), flush=True)
+sys.stdin.read()
 """
 
 
@@ -57,6 +63,8 @@ def run(guest: Guest) -> None:
         _mount(guest, counted=counted)
         agent.start()
         _pods(guest, script, counted=counted)
+        if not counted:
+            _taken(guest.checks, agent, script)
         agent.stop()
 
 
@@ -91,3 +99,33 @@ def _pods(guest: Guest, script: Path, *, counted: bool) -> None:
     checks.equal(f"{when}: mmap of a page more", more.status, errno.ENOMEM, more)
     none = touch("--memory", f"{HUGE}Mi", huge=2)
     checks.equal(f"{when}: mmap without huge pages", none.status, errno.ENOMEM, none)
+
+
+def _taken(checks: Checks, agent: Agent, script: Path) -> None:
+    """Have a program beside the pods use most pages of node 0."""
+    on_node = ("systemd-run", "--quiet", "--scope", "-p", "AllowedMemoryNodes=0")
+    program = (*on_node, "/usr/bin/python3", str(script), str(TAKEN), "0")
+    pod = single.pod("paged", 1, f"{MEMORY}Mi")
+    pod["spec"]["containers"][0]["resources"]["limits"]["hugepages-2Mi"] = f"{HUGE}Mi"
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as taker:
+        assert taker.stdin is not None
+        assert taker.stdout is not None
+        taker.stdout.readline()
+        _, answer = answer_to("POST", "pods?advice=true", pod)
+        warnings = [str(line) for line in answer.get("warnings", ())]
+        given, near, *_ = [*warnings, "", ""]
+        left = f"{HUGE} MiB of hugepages-2Mi on node 0, which could give {96 - TAKEN} MiB now"
+        checks.check("what a program has is missed", left in given, answer)
+        checks.check("as much as it has", f"at least {TAKEN} MiB are used" in given, given)
+        checks.check("the other node has it", 'near-nodes: "1"' in near, near)
+        checks.equal("a condition names it", _conditions(), ["HugePagesAvailable"])
+        taker.stdin.close()
+    checks.equal("until the program ends", _conditions(), [])
+    agent.remove(single.uid_of("paged"))
+
+
+def _conditions() -> list[str]:
+    """Return the types of the conditions after a comparison."""
+    answer_to("POST", "reconcile", {})
+    _, status = answer_to("GET", "status")
+    return [condition["type"] for condition in status["conditions"]]
