@@ -2,8 +2,8 @@
 
 In go blocks of memory and what nodes could give at a moment (`Availability`). Out comes what of the
 blocks is not there; for a pod that was just decided also a warning, and a node where all of it is
-there, if a trial shows that the pod would be admitted near that node. Pure; no decision depends on
-it. A block over several nodes may come from any of them, so sums are compared. Where it is not
+there, if a trial shows that the pod would be admitted near that node. Pure, and nothing is decided
+here. A block over several nodes may come from any of them, so sums are compared. Where it is not
 known what a node could give, nothing is said.
 """
 
