@@ -30,8 +30,8 @@ from agent.managers.resize import carried
 from agent.managers.rules import released
 from agent.managers.specification import specification_of
 from agent.managers.trials import decided
-from agent.pods.model import MOVE, Movable, full_name
-from sysfs.mask import Mask
+from agent.pods.model import MOVE, ContainerKind, Movable, full_name
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 #: The most sets of pods that are tried for a plan, and the most pods that are tried in addition
 #: although they do not allow it. A set takes some five decisions.
-MOST_SETS: Final = 200
+MOST_SETS: Final = 2000
 MOST_ASKED: Final = 50
 #: The most pods that a plan moves.
 MOST_MOVES: Final = 2
@@ -153,6 +153,9 @@ def _loss(
     if would != sets:
         message = f"pod {name} would have {_text(would)} of what was planned: {_text(sets)}"
         return _infeasible(message, "make a new plan")
+    if _shape(existing) != _shape(allocation):
+        message = f"the policy would give pod {name} other resources than when it was admitted"
+        return _infeasible(message, "remove the pod and admit it again")
     left = Mask.union(before.mems - after.mems for before, after in _moving(existing, allocation))
     if left and allows is not Movable.MEMORY:
         message = f"memory of pod {name} would leave {nodes_text(left)}"
@@ -163,6 +166,20 @@ def _loss(
             message = f"container {each.container} would no longer be {each.quality}: {each.why}"
             return _infeasible(message)
     return None
+
+
+def _shape(allocation: PodAllocation) -> list[object]:
+    """Return what of an allocation is the same wherever it is."""
+    budget = None if allocation.cpus is None else len(allocation.cpus), bool(allocation.memory)
+    containers = (
+        (
+            each.isolation,
+            len(each.cpus or EMPTY),
+            bool(each.memory) or each.kind is ContainerKind.INIT,
+        )
+        for each in allocation.containers
+    )
+    return [budget, *containers]
 
 
 def _moving(

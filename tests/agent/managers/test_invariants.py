@@ -23,16 +23,17 @@ from hypothesis.stateful import (
 
 from agent.managers import admission
 from agent.managers.admission import admit, remove, start_container
-from agent.managers.allocation import Isolation
+from agent.managers.allocation import Isolation, PodSets
 from agent.managers.cpu.manager import exclusive_cpus, shared_pool
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.device.manager import allocated_devices
 from agent.managers.machine import Machine, MachineNode
 from agent.managers.memory.state import memory_charge
+from agent.managers.moves import Move, moved, sets_of
 from agent.managers.policy import PluginDevice, TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.resize import OtherAmounts, resize
 from agent.managers.rules import restored
-from agent.pods.model import EXCLUSIVE, ContainerKind
+from agent.pods.model import EXCLUSIVE, ContainerKind, Movable
 from agent.pods.requests import is_container_guaranteed, named_container_fault
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import GIB, make_rules
@@ -42,6 +43,7 @@ from tests.conformance.invariants import NOTHING, Before, broken_invariants
 if TYPE_CHECKING:
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision, Offers
+    from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
     from agent.managers.topology.hint import Hint
     from agent.pods.model import Container, Pod
@@ -193,6 +195,17 @@ def kept(allocation: PodAllocation) -> st.SearchStrategy[Mask]:
     return st.just(EMPTY) | st.just(EMPTY) | some.map(Mask.from_ids)
 
 
+@st.composite
+def elsewhere(draw: st.DrawFn, rules: EffectivePolicy, ledger: Ledger, present: PodSets) -> PodSets:
+    """Draw as many CPUs of a node or of all, free ones or also a pod's own; and its memory's."""
+    nodes = draw(st.sampled_from([*map(Mask.of, rules.machine.node_mask), rules.machine.node_mask]))
+    free = rules.open_cpus - exclusive_cpus(ledger)
+    free |= draw(st.sampled_from([EMPTY, EMPTY, present.cpus]))
+    near = free & rules.machine.cpus.cpus_in_nodes(nodes)
+    cpus = Mask.from_ids(list(near)[-len(present.cpus) :] if present.cpus else [])
+    return PodSets(cpus, draw(st.sampled_from([present.nodes, nodes if present.nodes else EMPTY])))
+
+
 def broken_resize(before: PodAllocation, after: PodAllocation, keep: Mask) -> list[str]:
     """Return what a resize may not do to a pod and did."""
     broken = []
@@ -305,6 +318,28 @@ class Host(RuleBasedStateMachine):
         assert broken_resize(before, decision.allocation, keep) == []
         assert list(decision.ledger.allocations) == list(self.ledger.allocations)
         self.ledger, self.admitted[uid] = decision.ledger, desired
+
+    @precondition(lambda self: self.admitted)
+    @rule(data=st.data())
+    def move(self, data: st.DataObject) -> None:
+        having = [uid for uid, each in self.ledger.allocations.items() if sets_of(each)]
+        if not having:
+            return
+        uid = data.draw(st.sampled_from(having))
+        before = sets_of(self.ledger.allocations[uid])
+        after = data.draw(elsewhere(self.in_force, self.ledger, before))
+        asked = Move(uid, before, after)
+        decision = moved(self.in_force, self.ledger, asked, Movable.MEMORY)
+        assert decision == moved(self.in_force, self.ledger, asked, Movable.MEMORY)
+        if decision.allocation is None:
+            assert decision.rejection is not None
+            assert decision.ledger is self.ledger, "a rejected move changes nothing"
+            return
+        assert sets_of(decision.allocation) == after
+        assert len(after.cpus) == len(before.cpus)
+        assert list(decision.ledger.allocations) == list(self.ledger.allocations)
+        assert decision.ledger.requests == self.ledger.requests
+        self.ledger = decision.ledger
 
     @precondition(lambda self: self.admitted)
     @rule(data=st.data())

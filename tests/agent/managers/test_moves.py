@@ -14,10 +14,16 @@ from agent.managers.admission import remove
 from agent.managers.allocation import KUBELET, PodSets, Source
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.moves import Move, MovePlan, moved, plan, sets_of
-from agent.managers.policy import Cordon, IsolationMode, PluginDevice, TopologyManagerPolicy
+from agent.managers.policy import (
+    Cordon,
+    CpuManagerPolicy,
+    IsolationMode,
+    PluginDevice,
+    TopologyManagerPolicy,
+)
 from agent.managers.quality import invalid_allocations
 from agent.managers.resize import resize
-from agent.managers.rules import with_cordon
+from agent.managers.rules import restored, with_cordon
 from agent.managers.trials import decided
 from agent.pods.changes import with_amount
 from agent.pods.model import MOVE, SMT, Movable, isolation_annotation
@@ -211,6 +217,17 @@ def test_a_pod_that_does_not_move_says_why(kind: str) -> None:
     assert found.reason == "Infeasible"
     assert kind in (found.message + found.remedy)
     assert planned(rules, ledger, one(6, "u-9")).moves == ()
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_under_another_policy_a_pod_keeps_the_kind_of_what_it_has(*, pinned: bool) -> None:
+    rules, later = make_rules(memory=pinned), make_rules(memory=not pinned)
+    ledger = restored(later, running(rules, one(2, "u-1")))
+    assert "emory" in why_not(later, ledger, move_to(ledger, "u-1", "3-4")).message
+    none = replace(later.policy, cpu=replace(later.policy.cpu, policy=CpuManagerPolicy.NONE))
+    other = replace(rules, policy=replace(none, memory=rules.policy.memory))
+    ledger = restored(other, running(rules, one(2, "u-1")))
+    assert "other resources" in why_not(other, ledger, move_to(ledger, "u-1", "")).message
 
 
 def test_no_quality_is_lost() -> None:
