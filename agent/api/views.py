@@ -227,6 +227,8 @@ def policy_document(policy: Policy) -> PolicyDocument:
         topology_manager_policy=str(policy.topology.policy),
         topology_manager_scope=str(policy.topology.scope),
         reserved_cpus=str(policy.cpu.reserved),
+        isolated_cpus=str(policy.cpu.isolated),
+        isolated_for=str(policy.cpu.isolated_for),
     )
 
 

@@ -80,6 +80,8 @@ def _lines(answer: StatusDocument) -> Iterator[str]:
     yield from labelled("  withheld   ", (cpus.detail for cpus in answer.withheld))
     yield f"  exclusive  {answer.exclusive_cpus or 'none'}"
     yield f"  shared     {answer.shared_pool or 'none'}"
+    if policy.isolated_cpus:
+        yield f"  isolcpus   {policy.isolated_cpus} ({policy.isolated_for})"
     yield f"  nodes      {answer.nodes}"
     yield from labelled("  cordoned   ", map(cordon_line, answer.cordons))
     if answer.runtime is not None:

@@ -25,6 +25,7 @@ from agent.config.text_kinds import (
     USER_GROUP,
     version_of,
 )
+from agent.managers.policy import IsolcpusUse
 from agent.managers.versions import OLDEST, KubernetesVersion, steps
 from agent.pods.model import Placement
 from agent.values import KeyChoice
@@ -212,6 +213,13 @@ class AgentConfig(Section, frozen=True):
         "Under best-effort: where the node of a pod's devices has too few CPUs or too little "
         "memory, give it all of these on another node, rather than a part of them on each. The "
         "kubelet divides them.",
+    )
+    isolated_cpus: IsolcpusUse = key(
+        IsolcpusUse.IGNORED,
+        one_of(IsolcpusUse),
+        "What the CPUs of isolcpus are for. The kernel spreads no threads over them: programs have "
+        "to pin theirs.",
+        name="isolatedCPUs",
     )
     pools: tuple[PoolConfig, ...] = key(
         (),

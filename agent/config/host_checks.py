@@ -13,7 +13,12 @@ from agent.config.pools import pool_problems
 from agent.config.reservations import reserved_memory, totals_of
 from agent.managers.errors import NodeDistancesError
 from agent.managers.memory.state import page_size
-from agent.managers.policy import CpuManagerPolicy, MemoryManagerPolicy, TopologyManagerPolicy
+from agent.managers.policy import (
+    CpuManagerPolicy,
+    IsolcpusUse,
+    MemoryManagerPolicy,
+    TopologyManagerPolicy,
+)
 from agent.managers.topology.merge import require_distances
 from agent.pods.model import MEMORY
 from agent.pods.quantity import Quantity
@@ -37,15 +42,31 @@ def find_host_problems(config: Config, machine: Machine, offline: Mask) -> list[
         *_memory_class_problems(config, machine),
         *_device_problems(config, machine),
         *_distance_problems(config, machine),
-        *pool_problems(config.agent.pools, machine, offline, _kept(config)),
+        *_isolated_problems(config, machine),
+        *pool_problems(config.agent.pools, machine, offline, _kept(config, machine)),
     ]
 
 
-def _kept(config: Config) -> Mask:
+def _kept(config: Config, machine: Machine) -> Mask:
     """Return the listed CPUs that no shared container has."""
     static = config.cpu_manager_policy is CpuManagerPolicy.STATIC
     strict = static and config.cpu_options.strict_cpu_reservation
-    return (config.reserved_system_cpus or EMPTY) if strict else EMPTY
+    kept = (config.reserved_system_cpus or EMPTY) if strict else EMPTY
+    unshared = static and config.agent.isolated_cpus is IsolcpusUse.EXCLUSIVE
+    return kept | machine.isolated if unshared else kept
+
+
+def _isolated_problems(config: Config, machine: Machine) -> Iterator[Mistake]:
+    static = config.cpu_manager_policy is CpuManagerPolicy.STATIC
+    if config.agent.isolated_cpus is not IsolcpusUse.EXCLUSIVE or not static:
+        return
+    listed = config.reserved_system_cpus
+    if listed is not None and listed <= machine.isolated:
+        yield Mistake(
+            "agent.isolatedCPUs",
+            f"all reserved CPUs ({listed}) are of isolcpus ({machine.isolated}), which containers "
+            "without CPUs of their own would not get; reserve a CPU outside of it",
+        )
 
 
 def _cpu_problems(config: Config, machine: Machine, offline: Mask) -> Iterator[Mistake]:

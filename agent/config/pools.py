@@ -128,5 +128,5 @@ def pool_problems(
             found = f"this host has no NUMA node {unknown}; its nodes are {machine.node_mask}"
             yield Mistake(at, f"{name}: {found}")
         elif not made.cpus - kept:
-            why = f"strict-cpu-reservation keeps {kept}" if made.cpus else "it lists none"
+            why = f"no shared container gets {kept}" if made.cpus else "it lists none"
             yield Mistake(at, f"{name} has no CPU: {why}; list others")

@@ -78,7 +78,14 @@ def _policy(
     isolation = config.agent.isolation
     cpu_policy = CpuPolicy()
     if config.cpu_manager_policy is CpuManagerPolicy.STATIC:
-        cpu_policy = CpuPolicy(CpuManagerPolicy.STATIC, config.cpu_options, cpus, isolation.smt)
+        cpu_policy = CpuPolicy(
+            CpuManagerPolicy.STATIC,
+            config.cpu_options,
+            cpus,
+            isolation.smt,
+            machine.isolated & machine.cpus.all,
+            config.agent.isolated_cpus,
+        )
     if config.memory_manager_policy is not MemoryManagerPolicy.STATIC:
         memory = {}
     return Policy(

@@ -124,6 +124,22 @@ def allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision:
 
     It has the pod if the pod runs already.
     """
+    first = rules.isolated_first
+    if first is not None:
+        # CPUs of isolcpus: the decision as if there were no others, if that admits the pod.
+        trial = first.draft(draft.ledger, draft.demand)
+        trial.held, trial.answers = draft.held, draft.answers
+        decision = _allocated(first, trial, before)
+        if decision.suspended is not None:
+            # It is made again with the answers: what was aligned for it may not be that for all.
+            again = _suspended(rules, trial, before, decision.suspended.questions)
+            return replace(decision, suspended=replace(again, traces=(), works=()))
+        if decision.admitted:
+            return decision
+    return _allocated(rules, draft, before)
+
+
+def _allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision:
     demand, pod = draft.demand, draft.demand.pod
     uid = pod.uid
     try:

@@ -8,7 +8,7 @@ from uuid import NAMESPACE_OID, uuid5
 from msgspec.structs import replace
 
 from agent.managers.amounts import FreeCpus
-from agent.managers.cpu.manager import shared_pool
+from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.trials import decided
 from sysfs.mask import EMPTY, Mask
 
@@ -55,7 +55,7 @@ def nodes_of(rules: EffectivePolicy, allocation: PodAllocation) -> Mask:
 def free_cpus(rules: EffectivePolicy, ledger: Ledger) -> FreeCpus:
     """Return how many CPUs may still be allocated exclusively, and how they are spread."""
     cpus = rules.machine.cpus
-    free = (shared_pool(rules, ledger) & rules.open_cpus) if rules.static_cpus else EMPTY
+    free = (rules.open_cpus - exclusive_cpus(ledger)) if rules.static_cpus else EMPTY
     whole = sum(core.cpus.bit_count() for core in cpus.cores if not core.cpus & ~free.bits)
     by_node = [(node.cpus & free.bits).bit_count() for node in cpus.nodes]
     if not free:

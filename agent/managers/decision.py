@@ -23,9 +23,10 @@ from msgspec import Struct
 
 from agent.managers.topology.hint import NO_AFFINITY, Hint
 from agent.pods.validation import find_warnings
+from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from agent.managers.allocation import PodAllocation
     from agent.managers.demand import Eligibility, PodDemand
@@ -65,8 +66,20 @@ class Decision(Struct, frozen=True, dict=True):
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """The fields of the pod that probably do not mean what their author intended."""
-        dropped = () if self.demand is None else self.demand.dropped
+        dropped = () if self.demand is None else (*self.demand.dropped, *self._unbalanced())
         return dropped if self.pod is None else (*dropped, *find_warnings(self.pod))
+
+    def _unbalanced(self) -> Iterator[str]:
+        """Yield the containers whose threads the kernel leaves on the CPU where they start."""
+        if self.demand is None or self.allocation is None:
+            return
+        for container in self.allocation.containers:
+            cpus = (container.cpus or EMPTY) & self.demand.policy.cpu.isolated
+            if len(cpus) > 1:
+                yield (
+                    f"container {container.name} has CPUs {cpus} of isolcpus, over which the "
+                    "kernel spreads no threads: the program has to pin its own"
+                )
 
     @cached_property
     def rejection(self) -> Rejection | None:

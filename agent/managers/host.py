@@ -92,12 +92,16 @@ class HostPolicy(Struct, frozen=True, dict=True):
     @cached_property
     def open_cpus(self) -> Mask:
         """The CPUs from which new exclusive CPUs are allocated: assignable and not cordoned."""
-        return self.assignable_cpus - self.cordoned_cpus
+        cpus = self.assignable_cpus - self.cordoned_cpus
+        return cpus & self.policy.cpu.isolated if self.policy.cpu.isolated_alone else cpus
 
     @cached_property
     def closed_physical_cpus(self) -> Mask:
         """Reserved and cordoned CPUs and their siblings, which whole-core requests cannot use."""
-        return self.machine.cpus.cores_of(self.policy.cpu.reserved | self.cordoned_cpus)
+        closed = self.policy.cpu.reserved | self.cordoned_cpus
+        if self.policy.cpu.isolated_alone:
+            closed |= self.machine.cpus.all - self.open_cpus
+        return self.machine.cpus.cores_of(closed)
 
     @property
     def host_is_even(self) -> bool:

@@ -13,7 +13,7 @@ from agent.managers.cpu.topology import CpuTopology
 from agent.managers.topology.distances import Closest
 from agent.managers.topology.hint import is_listed
 from sysfs.host import WithheldCpus, union_of
-from sysfs.mask import Mask
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from sysfs.host import Host
@@ -50,6 +50,8 @@ class Machine(Struct, frozen=True, dict=True):
     cpus: CpuTopology
     nodes: tuple[MachineNode, ...]
     withheld: tuple[WithheldCpus, ...] = ()
+    #: Those of `isolcpus=`, offline ones included.
+    isolated: Mask = EMPTY
 
     @classmethod
     def of(cls, host: Host) -> Self:
@@ -64,7 +66,7 @@ class Machine(Struct, frozen=True, dict=True):
             )
             for node in host.nodes
         )
-        return cls(CpuTopology.from_host(host), tuple(nodes), host.withheld)
+        return cls(CpuTopology.from_host(host), tuple(nodes), host.withheld, host.isolated)
 
     @cached_property
     def withheld_cpus(self) -> Mask:

@@ -57,6 +57,13 @@ class IsolationMode(KeyChoice):
     ALWAYS = "always"
 
 
+class IsolcpusUse(KeyChoice):
+    """`agent.isolatedCPUs`: what CPUs of `isolcpus=` of the kernel's command line are for."""
+
+    IGNORED = "ignored", "as any others, as in the kubelet"
+    EXCLUSIVE = "exclusive", "exclusive CPUs come from them first, shared ones never"
+
+
 class FeatureGates(Struct, frozen=True):
     """The kubelet feature gates that change a decision, with the defaults of `NEWEST`."""
 
@@ -99,6 +106,16 @@ class CpuPolicy(Struct, frozen=True):
     options: CpuPolicyOptions = CpuPolicyOptions()
     reserved: Mask = EMPTY
     idle_siblings: IsolationMode = IsolationMode.NEVER
+    #: The CPUs of `isolcpus=`, on which the kernel spreads no threads.
+    isolated: Mask = EMPTY
+    isolated_for: IsolcpusUse = IsolcpusUse.IGNORED
+    #: Whether a decision is tried on isolated CPUs alone (`EffectivePolicy.isolated_first`).
+    isolated_alone: bool = False
+
+    @property
+    def unshared(self) -> Mask:
+        """The CPUs that are kept out of the node's shared pool, unless it would be empty."""
+        return self.isolated if self.isolated_for is IsolcpusUse.EXCLUSIVE else EMPTY
 
 
 class MemoryPolicy(Struct, frozen=True):

@@ -59,6 +59,17 @@ class EffectivePolicy(HostPolicy, frozen=True, dict=True):
             del capacity[MEMORY]
         return MappingProxyType(capacity)
 
+    @cached_property
+    def isolated_first(self) -> EffectivePolicy | None:
+        """The policy by which exclusive CPUs are looked for first; None where all CPUs are alike.
+
+        It allocates CPUs of `isolcpus=` alone, and is in all else the same.
+        """
+        cpu = self.policy.cpu
+        if cpu.isolated_alone or not cpu.unshared:
+            return None
+        return replace(self, policy=replace(self.policy, cpu=replace(cpu, isolated_alone=True)))
+
     def empty_ledger(self) -> Ledger:
         """Return the ledger of a host on which nothing was admitted."""
         return Ledger({manager.name: manager.empty(self) for manager in self.managers})

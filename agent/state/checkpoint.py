@@ -55,6 +55,7 @@ _VERSION: Final = "kubernetesVersion"
 _SMT: Final = "agent.isolation.smt"
 _ONE_NODE: Final = "agent.preferOneNode"
 _PLACEMENT: Final = "agent.placement"
+_ISOLATED: Final = "agent.isolatedCPUs"
 _MEMORY: Final = "agent.isolation.memory"
 #: How the keys of switches begin.
 _SWITCHES: Final = (
@@ -193,6 +194,7 @@ def policy_summary(policy: Policy) -> Mapping[str, str]:
         _SMT: str(policy.cpu.idle_siblings),
         _MEMORY: str(policy.memory.usual_classes),
         _PLACEMENT: str(policy.topology.placement),
+        **({} if not policy.cpu.unshared else {_ISOLATED: str(policy.cpu.isolated_for)}),
         **{f"agent.pools.{pool.name}": str(pool.cpus) for pool in policy.pools},
         **dict(_switches(policy)),
         **dict(_reserved_memory(policy)),

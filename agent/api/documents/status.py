@@ -77,6 +77,9 @@ class PolicyDocument(Document, frozen=True):
     topology_manager_policy: str
     topology_manager_scope: str
     reserved_cpus: str
+    #: The online CPUs of isolcpus, with policy static; what they are for (`agent.isolatedCPUs`).
+    isolated_cpus: str = ""
+    isolated_for: str = "ignored"
 
 
 class ConditionDocument(Document, frozen=True):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from msgspec import Struct
 
 from agent.cluster.fingerprint import pod_fingerprint
-from agent.managers.cpu.manager import shared_pool
+from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.device.kubelet import NOT_LISTED, kubelet_devices
 from agent.managers.device.manager import allocated_devices
 from agent.managers.memory.state import free_memory, initial_memory, memory_charge
@@ -180,7 +180,7 @@ class _Resources:
     ) -> None:
         self._rules = rules
         self._inventories = inventories
-        self._free = shared_pool(rules, ledger) & rules.open_cpus
+        self._free = rules.open_cpus - exclusive_cpus(ledger)
         # Under policy None no memory is charged to a node, and to a new node not yet.
         charge = {**initial_memory(rules.memory), **memory_charge(ledger)}
         self._free_memory = {

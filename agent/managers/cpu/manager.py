@@ -259,11 +259,13 @@ def idle_siblings(ledger: Ledger) -> Mask:
 def shared_pool(rules: HostPolicy, ledger: Ledger) -> Mask:
     """Return the node's shared pool (the kubelet's default CPU set).
 
-    All online CPUs that are neither allocated exclusively nor cordoned. Reserved CPUs are in the
+    All online CPUs that are neither allocated exclusively nor cordoned, without those of isolcpus
+    where these are for exclusive use (`agent.isolatedCPUs`). Reserved CPUs are in the
     pool unless `strict-cpu-reservation` keeps them for the system (KEP-4540); then the pool can be
     empty.
     """
     pool = rules.machine.cpus.all - exclusive_cpus(ledger) - rules.cordoned_cpus
+    pool -= rules.policy.cpu.unshared
     if rules.policy.cpu.options.strict_cpu_reservation:
         pool -= rules.policy.cpu.reserved
     return pool

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.config.isolation import PartitionMode
 from agent.config.model import CgroupDriver
-from agent.managers.policy import IsolationMode
+from agent.managers.policy import CpuManagerPolicy, IsolationMode, IsolcpusUse
 from agent.runtimes import KUBELET, running_kubelet
 from agent.tools.doctor.facts import HostCheck, Verdict
 from agent.tools.doctor.kernel import huge_page_check, work_check
@@ -352,14 +352,18 @@ def _isolated_check(config: Config, facts: GatheredFacts) -> HostCheck:
         isolated = _mask(file) & _mask(facts.online)
     except ValueError as error:
         return HostCheck(check, Verdict.UNKNOWN, f"{file.path}: {error}")
+    static = config.cpu_manager_policy is CpuManagerPolicy.STATIC
+    if isolated and static and config.agent.isolated_cpus is IsolcpusUse.EXCLUSIVE:
+        found = f"{isolated} are for exclusive use (agent.isolatedCPUs); programs pin their threads"
+        return HostCheck(check, Verdict.OK, found)
     strict = config.cpu_manager_policy_options.get(_STRICT) == "true"
     shared = isolated - (config.reserved_system_cpus or EMPTY) if strict else isolated
     if not shared:
         return HostCheck(check, Verdict.OK, f"none in the shared pool ({file.path})")
     found = f"{file.path} has CPUs {shared}, which are also in the shared pool: the kernel does "
     found += "not spread threads of shared containers over them"
-    change = "remove isolcpus= from the kernel's command line and reboot; exclusive CPUs are kept "
-    change += "free of others by cpusets"
+    change = "remove isolcpus= from the kernel's command line and reboot: exclusive CPUs are kept "
+    change += "free of others by cpusets; or set agent.isolatedCPUs: exclusive"
     return HostCheck(check, Verdict.WARNING, found, change)
 
 

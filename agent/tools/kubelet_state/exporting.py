@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.managers.cpu.manager import idle_siblings, shared_pool
+from agent.managers.cpu.manager import exclusive_cpus, idle_siblings, shared_pool
 from agent.managers.memory.state import memory_charge
 from agent.tools.kubelet_state.cpu import CPU_FILE, CpuState, cpu_problems
 from agent.tools.kubelet_state.files import KubeletState
@@ -17,7 +17,7 @@ from agent.tools.kubelet_state.memory import (
     allocatable_bytes,
     memory_problems,
 )
-from sysfs.mask import EMPTY
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,11 +92,16 @@ def _cpu_state(rules: EffectivePolicy, ledger: Ledger) -> CpuState:
     }
     return CpuState(
         policy=str(rules.policy.cpu.policy),
-        # The kubelet knows of no idle CPU: each is a container's, or else in the shared pool.
-        default=shared_pool(rules, ledger) | idle_siblings(ledger) if rules.static_cpus else EMPTY,
+        default=_default(rules, ledger) if rules.static_cpus else EMPTY,
         containers={uid: members for uid, members in containers.items() if members},
         pods={uid: g.cpus for uid, g in ledger.allocations.items() if g.cpus is not None},
     )
+
+
+def _default(rules: EffectivePolicy, ledger: Ledger) -> Mask:
+    # The kubelet knows of no idle CPU: each is a container's, or else in the shared pool.
+    unshared = rules.policy.cpu.unshared - exclusive_cpus(ledger) - rules.cordoned_cpus
+    return shared_pool(rules, ledger) | idle_siblings(ledger) | unshared
 
 
 def _memory_state(rules: EffectivePolicy, ledger: Ledger) -> MemoryState:

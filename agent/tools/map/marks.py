@@ -50,7 +50,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "/": "cordoned",
     "x": "offline",
     "-": "withheld by another cgroup",
-    ISOLATED: "isolated, in the shared pool",
+    ISOLATED: "isolated, of no pod",
     OTHER: "another pod",
     TWICE: "allocated twice",
     SHARED_CORE: "core with several users",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
 from agent.config.document import config_yaml
 from agent.config.load import load_config
@@ -60,7 +61,7 @@ MISTAKES: Final[dict[str, tuple[str, list[str]]]] = {
     ),
     "CPUs of the system alone": (
         f"{STATIC}agent: {{pools: [{{name: a, cpus: 0-1}}]}}",
-        ["pool a has no CPU: strict-cpu-reservation keeps 0-1; list others"],
+        ["pool a has no CPU: no shared container gets 0-1; list others"],
     ),
     "too many": (
         f"agent: {{pools: [{', '.join(f'{{name: p{n}, cpus: 1}}' for n in range(70))}]}}",
@@ -76,6 +77,21 @@ def test_a_mistake_is_named_with_its_place(text: str, parts: list[str]) -> None:
     found = [str(problem) for problem in raised.value.problems]
     assert len(found) == len(parts)
     assert all(part in line for part, line in zip(parts, found, strict=True)), found
+
+
+def test_isolated_cpus_for_exclusive_use_leave_a_reserved_one_and_are_of_no_pool_alone() -> None:
+    asked = "cpuManagerPolicy: static\nreservedSystemCPUs: 0\nagent: {isolatedCPUs: exclusive"
+    host = replace(HOST, isolated=Mask.parse("2-3,6-8"))
+    cpu = resolve(load_config(f"{asked}}}", "x"), host).cpu
+    assert (str(cpu.isolated), cpu.unshared) == ("2-3,6-7", cpu.isolated)
+    assert not resolve(load_config(asked.partition("agent")[0], "x"), host).cpu.unshared
+    for text, machine_, part in (
+        (f"{asked}}}", replace(HOST, isolated=Mask.parse("0-3")), "all reserved CPUs (0) are of"),
+        (f"{asked}, pools: [{{name: a, cpus: 2-3}}]}}", host, "no shared container gets 2-3,6-8"),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            resolve(load_config(text, "x"), machine_)
+        assert [part in str(problem) for problem in raised.value.problems] == [True]
 
 
 def test_offline_and_withheld_cpus_may_be_of_a_pool() -> None:
