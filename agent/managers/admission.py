@@ -128,7 +128,7 @@ def allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision:
     if first is not None:
         # CPUs of isolcpus: the decision as if there were no others, if that admits the pod.
         trial = first.draft(draft.ledger, draft.demand)
-        trial.held, trial.answers = draft.held, draft.answers
+        trial.held, trial.only, trial.answers = draft.held, draft.only, draft.answers
         decision = _allocated(first, trial, before)
         if decision.suspended is not None:
             # It is made again with the answers: what was aligned for it may not be that for all.
