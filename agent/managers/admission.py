@@ -41,7 +41,7 @@ from agent.managers.rules import released
 from agent.managers.topology.hint import NO_AFFINITY, Hint
 from agent.managers.topology.merge import Alignment, align, rules_out, unadmitted
 from agent.pods.model import LINUX, ContainerKind, Placement
-from sysfs.mask import iter_bits
+from sysfs.mask import Mask, iter_bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -124,19 +124,34 @@ def allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision:
 
     It has the pod if the pod runs already.
     """
+    # 1. CPUs of isolcpus alone, where exclusive CPUs come from them first.
     first = rules.isolated_first
     if first is not None:
-        # CPUs of isolcpus: the decision as if there were no others, if that admits the pod.
-        trial = first.draft(draft.ledger, draft.demand)
-        trial.held, trial.only, trial.answers = draft.held, draft.only, draft.answers
-        decision = _allocated(first, trial, before)
-        if decision.suspended is not None:
-            # It is made again with the answers: what was aligned for it may not be that for all.
-            again = _suspended(rules, trial, before, decision.suspended.questions)
-            return replace(decision, suspended=replace(again, traces=(), works=()))
-        if decision.admitted:
+        decision = _tried(first, rules, draft, before)
+        if decision.cause is None:
             return decision
-    return _allocated(rules, draft, before)
+    # 2. All CPUs.
+    decision = _allocated(rules, draft, before)
+    # 3. All but one of each pool: what was chosen may be the last of one.
+    if decision.cause is None or not rules.policy.pools:
+        return decision
+    spared = Mask.union(each.spared(rules, draft.ledger) for each in draft.managers)
+    instead = _tried(rules.without(spared), rules, draft, before)
+    return instead if instead.cause is None else decision
+
+
+def _tried(
+    narrow: EffectivePolicy, rules: EffectivePolicy, draft: Draft, before: Ledger
+) -> Decision:
+    """Return what a narrower policy decides; a suspended decision goes on under `rules`."""
+    trial = narrow.draft(draft.ledger, draft.demand)
+    trial.held, trial.only, trial.answers = draft.held, draft.only, draft.answers
+    decision = _allocated(narrow, trial, before)
+    if decision.suspended is None:
+        return decision
+    # All is tried again with the answers: what was aligned here may not be what is on all CPUs.
+    again = _suspended(rules, trial, before, decision.suspended.questions)
+    return replace(decision, suspended=replace(again, traces=(), works=()))
 
 
 def _allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision:

@@ -93,13 +93,13 @@ class HostPolicy(Struct, frozen=True, dict=True):
     def open_cpus(self) -> Mask:
         """The CPUs from which new exclusive CPUs are allocated: assignable and not cordoned."""
         cpus = self.assignable_cpus - self.cordoned_cpus
-        return cpus & self.policy.cpu.isolated if self.policy.cpu.isolated_alone else cpus
+        return cpus if self.policy.cpu.only is None else cpus & self.policy.cpu.only
 
     @cached_property
     def closed_physical_cpus(self) -> Mask:
         """Reserved and cordoned CPUs and their siblings, which whole-core requests cannot use."""
         closed = self.policy.cpu.reserved | self.cordoned_cpus
-        if self.policy.cpu.isolated_alone:
+        if self.policy.cpu.only is not None:
             closed |= self.machine.cpus.all - self.open_cpus
         return self.machine.cpus.cores_of(closed)
 

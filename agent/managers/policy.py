@@ -109,8 +109,8 @@ class CpuPolicy(Struct, frozen=True):
     #: The CPUs of `isolcpus=`, on which the kernel spreads no threads.
     isolated: Mask = EMPTY
     isolated_for: IsolcpusUse = IsolcpusUse.IGNORED
-    #: Whether a decision is tried on isolated CPUs alone (`EffectivePolicy.isolated_first`).
-    isolated_alone: bool = False
+    #: The CPUs on which a decision is tried (`EffectivePolicy.on`); None: all.
+    only: Mask | None = None
 
     @property
     def unshared(self) -> Mask:

@@ -209,6 +209,13 @@ class ResourceManager(ABC):
         """
         return None
 
+    def spared(self, rules: HostPolicy, ledger: Ledger) -> Mask:
+        """Return the CPUs without which a rejected decision is made again.
+
+        Containers without CPUs of their own would lose the last of some kind with them.
+        """
+        return EMPTY
+
     @abstractmethod
     def free(self, draft: Draft, resource: str) -> Mapping[int, int]:
         """Return how much of a resource is free for the pod, by NUMA node.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agent.managers.policy import Cordon
     from agent.managers.resource_manager import ResourceManager
     from agent.pods.model import Pod
+    from sysfs.mask import Mask
 
 
 class EffectivePolicy(HostPolicy, frozen=True, dict=True):
@@ -59,16 +60,20 @@ class EffectivePolicy(HostPolicy, frozen=True, dict=True):
             del capacity[MEMORY]
         return MappingProxyType(capacity)
 
+    def on(self, cpus: Mask) -> EffectivePolicy:
+        """Return the policy that gives out exclusive CPUs of these alone, in all else the same."""
+        cpu = replace(self.policy.cpu, only=cpus)
+        return replace(self, policy=replace(self.policy, cpu=cpu))
+
+    def without(self, spared: Mask) -> EffectivePolicy:
+        """Return the policy that gives out no exclusive CPUs of these, in all else the same."""
+        return self.on(self.machine.cpus.all - spared)
+
     @cached_property
     def isolated_first(self) -> EffectivePolicy | None:
-        """The policy by which exclusive CPUs are looked for first; None where all CPUs are alike.
-
-        It allocates CPUs of `isolcpus=` alone, and is in all else the same.
-        """
-        cpu = self.policy.cpu
-        if cpu.isolated_alone or not cpu.unshared:
-            return None
-        return replace(self, policy=replace(self.policy, cpu=replace(cpu, isolated_alone=True)))
+        """The policy on CPUs of isolcpus alone; None where all CPUs are alike."""
+        cpus = self.policy.cpu.unshared
+        return self.on(cpus) if cpus else None
 
     def empty_ledger(self) -> Ledger:
         """Return the ledger of a host on which nothing was admitted."""

@@ -597,6 +597,12 @@ class CpuManager(ResourceManager):
     def veto(self, draft: Draft, ledger: Ledger, allocation: PodAllocation) -> Rejection | None:
         return _last_shared(draft, ledger, allocation) or _pools(draft, ledger, allocation)
 
+    def spared(self, rules: HostPolicy, ledger: Ledger) -> Mask:
+        # The highest CPU of each pool all of whose CPUs exclusive pods could take.
+        left = uncordoned_shared_cpus(rules, ledger)
+        pools = (pool.cpus & left for pool in rules.policy.pools)
+        return Mask.from_ids(cpus.highest for cpus in pools if cpus and cpus <= rules.open_cpus)
+
     def allocatable(self, rules: HostPolicy) -> Mapping[str, int]:
         # Cordoned and offline CPUs are left out.
         fit = rules.policy.fit

@@ -15,7 +15,7 @@ from agent.managers.cpu.manager import exclusive_cpus, shared_cpus, shared_pool
 from agent.managers.moves import Move, moved, sets_of
 from agent.managers.policy import IsolcpusUse, PluginDevice
 from agent.managers.resize import resize
-from agent.pods.model import MOVE, Movable
+from agent.pods.model import Movable
 from sysfs.mask import Mask
 from tests.agent.managers.drafts import allocated, with_pod
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, SINGLE, SMT, make_rules
@@ -73,18 +73,17 @@ def test_alignment_comes_before_isolation_where_the_policy_demands_it() -> None:
     assert allocated(beside, own(2, more=f"{GPU}=1")).exclusive_cpus == Mask.parse("8-9")
 
 
-def test_a_pod_moves_to_the_named_cpus_whichever_are_isolated() -> None:
-    asked = replace(own(2), annotations={MOVE: Movable.CPUS})
-    ledger = with_pod(RULES, asked)
+# A pod that is on one node stays on one: 6 and 12 are not.
+@pytest.mark.parametrize(("cpus", "admitted"), [("6-7", True), ("2-3", True), ("6,12", False)])
+def test_a_pod_moves_to_the_named_cpus_whichever_are_isolated(cpus: str, *, admitted: bool) -> None:
+    ledger = with_pod(RULES, own(2))
     before = sets_of(ledger.allocations["u-1"])
     assert before.cpus == Mask.parse("4-5")
-    for cpus in ("6,12", "2-3", "6-7"):
-        after = replace(before, cpus=Mask.parse(cpus))
-        found = moved(RULES, ledger, Move("u-1", before, after), Movable.MEMORY)
-        assert found.admitted == (cpus != "6,12"), cpus
-    # As under any policy, what would no longer be on one node stays.
-    assert found.allocation is not None
-    assert found.allocation.exclusive_cpus == Mask.parse("6-7")
+    move = Move("u-1", before, replace(before, cpus=Mask.parse(cpus)))
+    found = moved(RULES, ledger, move, Movable.MEMORY)
+    assert found.admitted == admitted
+    cpus_now = found.ledger.allocations["u-1"].exclusive_cpus
+    assert cpus_now == (move.after if admitted else before).cpus
 
 
 def test_whole_cores_are_isolated_ones() -> None:

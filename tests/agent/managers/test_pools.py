@@ -107,17 +107,26 @@ def test_a_bound_pool_has_the_nodes_of_its_cpus_with_memory() -> None:
     assert (of_batch.name, str(of_batch.cpus), str(of_batch.mems)) == ("batch", "8", "1")
 
 
-def test_no_pod_gets_the_last_cpu_of_a_pool_in_which_another_runs() -> None:
+def test_an_exclusive_pod_leaves_a_pool_with_pods_its_last_cpu() -> None:
     rules = pooled(make_rules(topology=BEST_EFFORT), Pool("one", Mask.parse("1-2")))
     assert allocated(rules, own(2)).exclusive_cpus == Mask.parse("1-2")
     ledger = with_pod(rules, in_pool("one"))
-    rejection = rejected(rules, own(2), ledger)
+    assert allocated(rules, own(2), ledger).exclusive_cpus == Mask.parse("1,3")
+    ledger = with_pod(rules, own(1), ledger)
+    grown = resize(rules, ledger, own(2)).allocation
+    assert grown is not None
+    assert grown.exclusive_cpus == Mask.parse("1,3")
+
+
+def test_no_pod_gets_the_last_cpu_of_a_pool_in_which_another_runs() -> None:
+    rules = pooled(make_rules(topology=BEST_EFFORT), Pool("one", Mask.parse("1-2")))
+    ledger = with_pod(rules, own(14), with_pod(rules, in_pool("one")))
+    assert rejected(rules, own(2, "u-2"), ledger).message.startswith("not enough CPUs")
+    rejection = rejected(rules, own(1, "u-2"), ledger)
     assert rejection.message == (
         "the pod would get the last shared CPUs of the pool one (1-2), in which pod default/p runs"
     )
-    ledger = with_pod(rules, own(1), ledger)
-    assert "pool one" in rejected(rules, own(1, "u-2"), ledger).message
-    decision = resize(rules, ledger, own(2))
+    decision = resize(rules, ledger, own(15))
     assert "pool one" in (decision.rejection.message if decision.rejection else "")
     assert admit(rules, remove(rules, ledger, "u-0"), own(1, "u-2")).admitted
 
