@@ -19,14 +19,18 @@ import structlog
 from agent.cluster.adjustments import adjustment_of, agrees
 from agent.cluster.nri.handler import ContainerRejectedError
 from agent.cluster.pod_decisions import PodDecisions, PodState, in_time
-from agent.cluster.resizes import pod_resize_rejected, resize_rejected
+from agent.cluster.resizes import pod_resize_rejected, resize_rejected, resized_to
 from agent.config.cluster import OnReject
-from agent.managers.allocation import Source
+from agent.managers.allocation import API, Source
+from agent.managers.specification import specification_of
 from agent.pods.model import CPU, full_name
 from agent.pods.quantity import ZERO
 from agent.server import metrics as names
+from agent.server.errors import RequestError, message_of
 from agent.server.queue import QueueStopped
+from agent.server.resizes import Resize
 from agent.state.checkpoint import SharedPod
+from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -181,20 +185,66 @@ class RuntimeEvents:
         return self._adjustment(pod, container.name)
 
     async def container_updated(
-        self, sandbox: PodSandbox, container: RuntimeContainer, asked: ContainerResources
+        self,
+        sandbox: PodSandbox,
+        container: RuntimeContainer,
+        asked: ContainerResources,
+        seconds: float,
     ) -> Adjustment | None:
-        """Return what a container keeps through an update, such as an in-place resize.
+        """Return what a container has after an update, such as an in-place resize.
 
-        Raises `ContainerRejectedError` if CPUs of a pod with exclusive ones are to be resized, so
-        that the kubelet does not report the resize as done.
+        Raises `ContainerRejectedError` if CPUs of a pod with exclusive ones are to be resized and
+        that is rejected, or takes longer than so many seconds, so that the kubelet does not report
+        the resize as done. It tries again.
         """
-        pod = self._decisions.allocation(sandbox.uid)
+        uid, name = sandbox.uid, container.name
+        deadline = asyncio.get_running_loop().time() + seconds
+        pod = self._decisions.allocation(uid)
         if pod is None:
             return None
         # The kubelet changes the quota of the pod's cgroup as well: a decision compares it.
-        self._decisions.decide(sandbox.uid)
-        self._reject_resize(pod, container.name, resize_rejected(pod, container.name, asked))
-        return self._adjustment(pod, container.name)
+        self._decisions.decide(uid)
+        change = resized_to(pod, name, asked)
+        if change is None:
+            self._reject_resize(pod, name, resize_rejected(pod, name, asked))
+        else:
+            resize = Resize(uid, name, change.cpu, change.memory, EMPTY)
+            pod = await self._resized(pod, resize, deadline)
+        # As at its creation: no container runs on exclusive CPUs that others still use.
+        if pod.originals and (shared := self._decisions.still_shared(pod)):
+            why = f"CPUs of the pod have not left the shared pool: {shared[0]}"
+            raise ContainerRejectedError(_NOT_YET, why)
+        return self._adjustment(pod, name)
+
+    async def _resized(self, pod: PodAllocation, asked: Resize, deadline: float) -> PodAllocation:
+        """Have a container resized in the line, and return what its pod has then."""
+        # 1. The kubelet asks again for what is rejected, which is reported once.
+        why = ""
+        try:
+            desired, source = asked.desired(pod), pod.source or API
+            rejection = self._controller.decider.preview(desired, source, change=EMPTY).rejection
+            why = "" if rejection is None else f"{rejection.reason}: {rejection.message}"
+        except RequestError as error:
+            why = message_of(error)
+        self._reject_resize(pod, asked.container, why)
+        # 2. What takes too long goes on: the kubelet finds it done when it asks again.
+        done = await in_time(self._decisions.follow(self._take(asked)), deadline)
+        resized = self._decisions.allocation(pod.uid)
+        if not done or resized is None or resized.spec == pod.spec:
+            raise ContainerRejectedError(_NOT_YET, "the resize is not done yet")
+        return resized
+
+    async def _take(self, asked: Resize) -> None:
+        """Resize a container; the source of its pod has its new specification from then on."""
+        try:
+            await self._controller.follow_resize(asked)
+        except (QueueStopped, RequestError) as error:
+            log.warning("resize not done", uid=asked.uid, why=message_of(error))
+            return
+        pod = self._decisions.allocation(asked.uid)
+        specification = None if pod is None else specification_of(pod)
+        if specification is not None:
+            self._pods.resized(specification)
 
     def container_started(self, sandbox: PodSandbox, container: RuntimeContainer) -> None:
         """Do nothing: the watch on its cgroup has the container compared."""

@@ -142,6 +142,11 @@ class Controller:
                 answer = await self._admissions.change(asked.uid, asked.desired, asked.keep)
             return await self.advice.advised_resize(change, asked.keep, answer)
 
+    async def follow_resize(self, asked: Resize) -> AdmissionDocument:
+        """Give a running pod the other amounts that its source states; raises as `resize`."""
+        with operation("resize", **self._facts(asked.uid)):
+            return await self._admissions.change(asked.uid, asked.desired, asked.keep)
+
     async def plan(self, pod: Pod) -> MovesDocument:
         """Return which moves would make room for a pod; changes nothing, raises `BusyError`."""
         pods, target = self.state.ledger.allocations, self.state.target()

@@ -101,6 +101,11 @@ class KubeletPods:
         """Return the specification of a pod, None if it is not known yet or cannot be read."""
         return self._tracked.pod(uid)
 
+    def resized(self, pod: Pod) -> None:
+        """Take over the specification to which a pod was resized."""
+        self._tracked.resized(pod)
+        self._changed.set()
+
     def covers(self, key: str) -> bool:
         """Return whether a key is that of a pod of the kubelet."""
         return key.startswith(_PREFIX)

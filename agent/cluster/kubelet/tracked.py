@@ -112,11 +112,12 @@ class TrackedPod(Struct):
     cgroup_since: float = -inf
     #: Whether it was admitted, or ran shared, before the start of the agent.
     resumed: bool = False
-    #: The specification as first read, else why there is none.
+    #: The specification as first read, or as the pod was resized since; else why there is none.
     pod: Pod | None = None
     error: Exception | None = None
-    #: The last specification as it was reported, and what of it differs from the first.
+    #: The last specification as it was reported, as it was read, and what of it differs from `pod`.
     specification: Plain = None
+    read: Pod | None = None
     changed: str = ""
     #: `namespace/name` as the runtime knows it.
     name: str = ""
@@ -190,7 +191,7 @@ class PodFacts(Struct, frozen=True):
 
     #: With the name as the runtime knows it.
     identity: PodIdentity
-    #: Its specification as first read, else why there is none.
+    #: Its specification as first read or resized, else why there is none.
     pod: Pod | None
     error: Exception | None
     #: What of the specification has changed since.
@@ -223,6 +224,13 @@ class TrackedPods:
         with self._lock:
             tracked = self._pods.get(uid)
             return None if tracked is None else tracked.pod
+
+    def resized(self, pod: Pod) -> None:
+        """Note the specification to which a pod was resized; an unknown pod changes nothing."""
+        with self._lock:
+            tracked = self._pods.get(pod.uid)
+            if tracked is not None and tracked.read is not None:
+                tracked.pod, tracked.changed = pod, _changes(pod, tracked.read)
 
     def end(self, now: float, *, cgroups_read: bool = True) -> frozenset[str]:
         """Forget the pods that have ended; return them with those that ended before.
@@ -418,7 +426,7 @@ class TrackedPods:
         pod.set_kubelet(Kubelet.GONE if not_listed else Kubelet.OVER, now)
 
     def _read(self, pod: TrackedPod, reported: ReportedPod) -> None:
-        """Read the specification; a pod that was read keeps the first one."""
+        """Read the specification; a pod that was read keeps the first one until it is resized."""
         if reported.specification == pod.specification:
             return
         pod.specification = reported.specification
@@ -432,7 +440,7 @@ class TrackedPods:
             return
         if pod.pod is None:
             pod.pod, pod.error = read, None
-        pod.changed = _changes(pod.pod, read)
+        pod.read, pod.changed = read, _changes(pod.pod, read)
 
     def _facts(self) -> Iterator[PodFacts]:
         for uid, pod in self._pods.items():

@@ -69,11 +69,16 @@ class RuntimeHandler(Protocol):
         """
 
     async def container_updated(
-        self, sandbox: PodSandbox, container: RuntimeContainer, requested: ContainerResources
+        self,
+        sandbox: PodSandbox,
+        container: RuntimeContainer,
+        requested: ContainerResources,
+        seconds: float,
     ) -> Adjustment | None:
         """Return what is to be set in place of what is `requested`.
 
-        `container` has the resources from before. Raises `ContainerRejectedError`.
+        `container` has the resources from before. The answer may take so many seconds. Raises
+        `ContainerRejectedError`.
         """
 
     def container_started(self, sandbox: PodSandbox, container: RuntimeContainer) -> None:

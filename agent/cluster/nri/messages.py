@@ -158,6 +158,8 @@ class ContainerResources(Struct, frozen=True):
     quota_us: int | None = None
     period_us: int | None = None
     shares: int | None = None
+    #: The limit of memory in bytes.
+    memory: int | None = None
 
     @classmethod
     def of(cls, resources: Message) -> Self:
@@ -169,6 +171,7 @@ class ContainerResources(Struct, frozen=True):
             quota_us=cpu.quota.value or None,
             period_us=cpu.period.value or None,
             shares=cpu.shares.value or None,
+            memory=max(0, resources.memory.limit.value) or None,
         )
 
 

@@ -185,8 +185,7 @@ class PluginService:
 
     async def _create(self, request: Message, call: RuntimeCall) -> Message:
         sandbox, container = PodSandbox.of(request.pod), RuntimeContainer.of(request.container)
-        spent = perf_counter() - call.received
-        seconds = max(0.0, self._deadline(call.method, call) - spent - _TO_REJECT)
+        seconds = self._seconds_for(call)
 
         async def adjusted() -> Message:
             adjustment = await self._handler.container_created(sandbox, container, seconds)
@@ -201,9 +200,12 @@ class PluginService:
     async def _update(self, request: Message, call: RuntimeCall) -> Message:
         sandbox, container = PodSandbox.of(request.pod), RuntimeContainer.of(request.container)
         requested = ContainerResources.of(request.linux_resources)
+        seconds = self._seconds_for(call)
 
         async def updated() -> Message:
-            adjustment = await self._handler.container_updated(sandbox, container, requested)
+            adjustment = await self._handler.container_updated(
+                sandbox, container, requested, seconds
+            )
             if adjustment is None:
                 return V1ALPHA1["UpdateContainerResponse"]()
             update = update_message(container.id, adjustment, ignore_failure=True)
@@ -267,6 +269,11 @@ class PluginService:
             return result
         finally:
             self._outcomes[call] = method, outcome
+
+    def _seconds_for(self, call: RuntimeCall) -> float:
+        """Return how long the handler may take for a request that it may reject."""
+        spent = perf_counter() - call.received
+        return max(0.0, self._deadline(call.method, call) - spent - _TO_REJECT)
 
     def _deadline(self, method: str, call: RuntimeCall) -> float:
         seconds = self._synchronizing if method == "Synchronize" else self._seconds

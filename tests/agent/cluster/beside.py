@@ -16,7 +16,12 @@ from agent.cluster.kubelet.pods_api import read_message, read_messages
 from agent.cluster.kubelet.source import KubeletPods
 from agent.cluster.kubelet.ways import KubeletWays
 from agent.cluster.nri.handler import ContainerRejectedError
-from agent.cluster.nri.messages import Adjustment, PodSandbox, RuntimeContainer
+from agent.cluster.nri.messages import (
+    Adjustment,
+    ContainerResources,
+    PodSandbox,
+    RuntimeContainer,
+)
 from agent.cluster.plugs import PLUGS
 from agent.cluster.runtime_events import RuntimeEvents
 from agent.config.cluster import BesideKubeletConfig, OnReject
@@ -78,6 +83,9 @@ class Pods:
     @property
     def ending(self) -> frozenset[str]:
         return frozenset(self.may_have_ended)
+
+    def resized(self, pod: Pod) -> None:
+        self.known[pod.uid] = pod
 
     def synchronized(self, sandboxes: Mapping[str, Mapping[str, str]]) -> None:
         for uid, found in sandboxes.items():
@@ -214,6 +222,13 @@ async def created(
     agent: Beside, name: str, uid: str = UID, seconds: float = 60.0
 ) -> Adjustment | None:
     return await agent.events.container_created(sandbox(uid), container(name, uid), seconds)
+
+
+async def updated(
+    agent: Beside, name: str, asked: ContainerResources, uid: str = UID, seconds: float = 60.0
+) -> Adjustment | None:
+    events = agent.events
+    return await events.container_updated(sandbox(uid), container(name, uid), asked, seconds)
 
 
 async def nothing_given(agent: Beside, why: str, seconds: float = 60.0) -> None:

@@ -320,10 +320,12 @@ async def test_what_others_do_in_the_life_of_pods_is_not_drift(cluster: Cluster)
             mixed, uid = cluster.put(MIXED), cluster.put(pod("own", container("own", 2)))
             await until(lambda: {cluster.phase(each) for each in (mixed, uid)} == {"Running"})
             cgroup = parent_of(uid, pod("own", container("own", 2))["spec"]).lstrip("/")
+            first = cluster.cpus("own")
             for cpus in (3, 2):
                 cluster.put(pod("own", container("own", cpus)))
-                await until(lambda: cluster.runtime.of("own").updates)  # the second takes it back
+                await until(lambda: len(cluster.cpus("own")) == cpus)  # noqa: B023  # awaited here
                 await until(lambda: cluster.quota(cgroup) == "max")
+            assert cluster.cpus("own") == first
             cluster.runtime.end("own", 1)
             await until(lambda: cluster.runtime.of("own").config["metadata"]["attempt"] == 1)
             await until(lambda: len(cluster.cpus("own")) == 2)
@@ -335,6 +337,32 @@ async def test_what_others_do_in_the_life_of_pods_is_not_drift(cluster: Cluster)
         async with cluster.with_agent():
             await until(lambda: len(cluster.cpus("own")) == 2)
             assert drift(cluster) == 0
+
+
+async def test_a_resize_of_the_kubelet_is_the_agents_and_outlives_its_restart(
+    cluster: Cluster,
+) -> None:
+    def said() -> tuple[int, tuple[str, ...], list[str]]:
+        source = cluster.agent.controller.state.observed.sources.by_name["kubelet"]
+        states = [each.state for each in source.entries.values()]
+        return len(cluster.cpus("own")), source.conditions, states
+
+    async with cluster.with_runtime(), cluster.with_kubelet():
+        async with cluster.with_agent():
+            await put(cluster, pod("own", container("own", 2)))
+            first = cluster.cpus("own")
+            cluster.put(pod("own", container("own", 4)))
+            await until(lambda: said() == (4, (), ["admitted"]))
+            grown = cluster.cpus("own")
+            assert first < grown
+            assert not cluster.pool() & grown
+        async with cluster.with_agent():
+            await until(lambda: said() == (4, (), ["admitted"]))
+            assert cluster.cpus("own") == grown
+            assert drift(cluster) == 0
+            cluster.put(pod("own", container("own", 2)))
+            await until(lambda: said() == (2, (), ["admitted"]))
+            assert cluster.cpus("own") == first
 
 
 async def printed(cluster: Cluster, capsys: pytest.CaptureFixture[str], *command: str) -> str:

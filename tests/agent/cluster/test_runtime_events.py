@@ -30,13 +30,13 @@ from tests.agent.cluster.beside import (
     Api,
     Beside,
     beside,
-    container,
     created,
     kubelet_pods,
     make_slice,
     nothing_given,
     sandbox,
     shown,
+    updated,
 )
 from tests.agent.server.sites import Site, pod_of
 from tests.agent.server.support import UID, until
@@ -193,38 +193,111 @@ async def test_an_update_leaves_a_container_what_it_has(site: Site) -> None:
         given = await created(agent, "db")
         for asked in (ContainerResources(quota_us=200_000), ContainerResources(shares=2048)):
             agent.events.sandbox_updated(sandbox())
-            kept = await agent.events.container_updated(sandbox(), container("db"), asked)
+            kept = await updated(agent, "db", asked)
             assert kept == given
-        unknown = await agent.events.container_updated(
-            sandbox(OTHER), container("db", OTHER), asked
-        )
+        unknown = await updated(agent, "db", asked, OTHER)
         assert unknown is None
 
 
-@pytest.mark.parametrize(
-    ("name", "asked", "why"),
-    [
-        ("db", ContainerResources(quota_us=300_000, shares=3072), "exclusive CPUs .* and 3 are"),
-        ("db", ContainerResources(quota_us=100_000), "exclusive CPUs .* and 1 are"),
-        # A kubelet without quotas (`cpuCFSQuota: false`).
-        ("db", ContainerResources(shares=3072), "exclusive CPUs .* and 3 are"),
-        ("db", ContainerResources(quota_us=-1, shares=1024), "exclusive CPUs .* and 1 are"),
-        ("log", ContainerResources(quota_us=70_000), "CPU limit: .* and 0.7 are"),
-    ],
+#: What containerd 2.3.4 passed on of a kubelet's resize from two CPUs to three, in this order.
+RECORDED: Final = (
+    {"cpu_quota": 300_000, "cpu_period": 100_000, "cpu_shares": 2046},
+    {"cpu_quota": 300_000, "cpu_period": 100_000, "cpu_shares": 3072},
 )
-async def test_a_resize_in_a_pod_with_exclusive_cpus_is_an_error_and_one_event_on_the_pod(
-    site: Site, name: str, asked: ContainerResources, why: str
+THREE: Final = ContainerResources(quota_us=300_000, period_us=100_000, shares=3072)
+
+
+@pytest.mark.parametrize("asked", [THREE, ContainerResources(shares=3060)])
+async def test_a_container_with_exclusive_cpus_is_resized_as_its_kubelet_asks(
+    site: Site, asked: ContainerResources
 ) -> None:
     async with beside(site) as agent:
         agent.pods.known[UID] = pod_of("shop", UID, "db=2 log=500m")
+        cgroup = make_slice(site, UID)
+        first = await created(agent, "db")
+        assert first is not None
+        assert first.cpus is not None
+        noted = follow(agent)
+        for each in RECORDED:
+            agent.events.sandbox_updated(replace(sandbox(), **each))
+        grown = await updated(agent, "db", asked)
+        assert grown is not None
+        assert grown.cpus is not None
+        assert (len(grown.cpus), first.cpus < grown.cpus, grown.quota_us) == (3, True, -1)
+        assert grown.cpus <= Mask.parse(shown(site, cgroup, "cpuset.cpus")[0])
+        pool = shown(site, site.layout.tier(Tier.BURSTABLE), "cpuset.cpus.effective")[0]
+        assert not grown.cpus & Mask.parse(pool)
+        assert agent.pods.known[UID].containers[0].resources.limits["cpu"] == Quantity.parse("3")
+        await agent.intake.sync()
+        assert await updated(agent, "db", asked) == grown, "asked again, it has that already"
+        more = ContainerResources(quota_us=200_000, memory=2 << 30)
+        assert await updated(agent, "db", more) == first
+        [db, _] = agent.controller.state.ledger.allocations[UID].containers
+        assert [block.size for block in db.memory] == [2 << 30]
+        assert not noted
+
+
+async def test_cpus_that_others_may_use_are_not_given_by_a_resize(site: Site) -> None:
+    async with beside(site) as agent:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2")
+        assert await created(agent, "db") is not None
+        grown = await updated(agent, "db", THREE)
+        agent.controller.state.observed.unenforced = (
+            Difference(
+                "kubepods.slice/kubepods-burstable.slice",
+                "cpuset.cpus shows 0-15",
+                Cause.UNKNOWN,
+                file="cpuset.cpus",
+                observed="0-15",
+            ),
+        )
+        with pytest.raises(ContainerRejectedError, match=r"UNAVAILABLE: .*shows 0-15"):
+            await updated(agent, "db", THREE)
+        agent.controller.state.observed.unenforced = ()
+        assert await updated(agent, "db", THREE) == grown
+
+
+async def test_a_resize_that_is_not_enforced_in_time_is_asked_for_again(site: Site) -> None:
+    async with beside(site) as agent:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2")
+        assert await created(agent, "db") is not None
+        await without_a_decision(agent)
+        with pytest.raises(ContainerRejectedError, match="not done yet") as caught:
+            await updated(agent, "db", THREE, seconds=0.01)
+        assert caught.value.code == "UNAVAILABLE"
+        agent.never.set()
+        grown = await updated(agent, "db", THREE)
+        assert grown is not None
+        assert len(grown.cpus or ()) == 3
+
+
+@pytest.mark.parametrize(
+    ("budget", "name", "asked", "why"),
+    [
+        ("", "db", ContainerResources(quota_us=1_500_000), "Infeasible: OutOfcpu: "),
+        ("", "db", ContainerResources(quota_us=100_000), "asks for 1 CPU, but it was admitted"),
+        ("", "db", ContainerResources(quota_us=250_000), "Infeasible: container db has exclusive"),
+        # A kubelet without quotas (`cpuCFSQuota: false`).
+        ("", "db", ContainerResources(quota_us=-1, shares=1024), "asks for 1 CPU, but"),
+        ("", "log", ContainerResources(quota_us=70_000), "CPU limit: .* and 0.7 are"),
+        ("4", "db", THREE, "exclusive CPUs .* and 3 are"),
+    ],
+)
+async def test_a_resize_that_is_rejected_is_an_error_and_one_event_on_the_pod(
+    site: Site, budget: str, name: str, asked: ContainerResources, why: str
+) -> None:
+    async with beside(site) as agent:
+        agent.pods.known[UID] = pod_of("shop", UID, "db=2 log=500m", budget)
         await created(agent, "db")
         noted = follow(agent)
+        before = agent.controller.state.ledger
         for _ in range(2):  # the kubelet tries again
             with pytest.raises(ContainerRejectedError, match=why) as caught:
-                await agent.events.container_updated(sandbox(), container(name), asked)
+                await updated(agent, name, asked)
             assert caught.value.code == "FAILED_PRECONDITION"
         [event] = noted
         assert (event.uid, event.name, event.reason) == (UID, "shop", "ResizeRejected")
+        assert agent.controller.state.ledger is before
 
 
 def follow(agent: Beside) -> list[FailedPodDocument]:
@@ -233,36 +306,36 @@ def follow(agent: Beside) -> list[FailedPodDocument]:
     return noted
 
 
-#: What a kubelet says of a pod of 2.5 CPUs whose memory alone is resized: the quota that the agent
+#: What a kubelet says of a pod of four CPUs whose memory alone is resized: the quota that the agent
 #: lifted, and shares as they are read back from a weight.
-UNCHANGED: Final = {"cpu_quota": -1, "cpu_shares": 2544}
+UNCHANGED: Final = {"cpu_quota": -1, "cpu_shares": 4091}
 
 
 @pytest.mark.parametrize("overhead", ["", "250m"])
 @pytest.mark.parametrize(
     "larger",
     [
-        {"cpu_quota": 350_000, "cpu_shares": 3584, "cpu_period": 100_000},
-        {"cpu_quota": 350_000, "cpu_shares": 2544, "cpu_period": 100_000},
-        {"cpu_quota": -1, "cpu_shares": 3584},
+        {"cpu_quota": 550_000, "cpu_shares": 5632, "cpu_period": 100_000},
+        {"cpu_quota": 550_000, "cpu_shares": 4091, "cpu_period": 100_000},
+        {"cpu_quota": -1, "cpu_shares": 5632},
     ],
 )
 async def test_a_resize_of_the_budget_alone_is_an_error_and_one_event_for_each(
     site: Site, larger: dict[str, int], overhead: str
 ) -> None:
     async with beside(site) as agent:
-        pod = pod_of("shop", UID, "db=2 log=500m")
+        pod = pod_of("shop", UID, "db=2 log=500m", "4")
         extra = {"cpu": Quantity.parse(overhead)} if overhead else {}
         agent.pods.known[UID] = replace(pod, overhead=extra)
         await created(agent, "db")
         noted = follow(agent)
         for asked in (larger, larger, UNCHANGED, larger):
-            updated = replace(sandbox(), **asked)
+            update = replace(sandbox(), **asked)
             if asked is UNCHANGED:
-                agent.events.sandbox_updated(updated)
+                agent.events.sandbox_updated(update)
                 continue
-            with pytest.raises(ContainerRejectedError, match=r"pod keeps .* and 3\.5 are") as no:
-                agent.events.sandbox_updated(updated)
+            with pytest.raises(ContainerRejectedError, match=r"pod keeps .* and 5\.5 are") as no:
+                agent.events.sandbox_updated(update)
             assert no.value.code == "FAILED_PRECONDITION"
         assert [each.reason for each in noted] == ["ResizeRejected"] * 2
         agent.events.sandbox_removed(sandbox())
@@ -275,7 +348,7 @@ async def test_a_pod_without_exclusive_cpus_is_resized(site: Site) -> None:
         await created(agent, "web")
         await agent.intake.sync()
         noted, asked = follow(agent), ContainerResources(quota_us=70_000, shares=716)
-        await agent.events.container_updated(sandbox(), container("web"), asked)
+        await updated(agent, "web", asked)
         agent.events.sandbox_updated(replace(sandbox(), cpu_quota=70_000, cpu_shares=716))
         assert not noted
 
@@ -308,7 +381,7 @@ async def test_the_quota_that_a_resize_gives_a_pod_is_lifted_again(site: Site, e
             agent.events.sandbox_updated(sandbox())
         else:
             asked = ContainerResources(quota_us=200_000, period_us=100_000)
-            await agent.events.container_updated(sandbox(), container("db"), asked)
+            await updated(agent, "db", asked)
         decisions = agent.events._decisions
         while tasks := (*decisions._deciding.values(), *decisions._following):
             await asyncio.wait(tasks)

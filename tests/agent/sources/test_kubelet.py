@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.cluster.kubelet.device_checkpoint import DeviceCheckpoint
@@ -14,6 +15,7 @@ from agent.cluster.kubelet.pods_api import EventType, PodsApi, read_messages
 from agent.cluster.kubelet.source import CONFIRM_PERIOD, LONGEST_PAUSE, KubeletPods
 from agent.cluster.kubelet.tracked import ALONE_SECONDS, MISSING_SECONDS
 from agent.cluster.kubelet.ways import SYNC_SECONDS, KubeletDeadlines, KubeletWays, patiently
+from agent.pods.changes import with_resources
 from agent.pods.model import PodIdentity
 from agent.rpc.calls import CallError
 from tests.agent.server.support import OTHER_UID, UID, FakeClock, until
@@ -270,6 +272,22 @@ async def test_a_resize_keeps_the_pod_as_it_was_and_is_a_condition(tmp_path: Pat
         )
         host.kubelet.add(UID, first)
         await until(lambda: not host.read().conditions)
+
+
+async def test_the_specification_that_a_pod_was_resized_to_is_its_own(tmp_path: Path) -> None:
+    first = pod_message(UID, containers=(container("app", "cpu=2"),))
+    async with followed(tmp_path, pods={UID: first}) as host:
+        await until(lambda: host.knows(UID))
+        pod = host.source.specification(UID)
+        assert pod is not None
+        host.kubelet.add(UID, pod_message(UID, containers=(container("app", "cpu=3"),)))
+        await until(lambda: bool(host.read().conditions))
+        host.source.resized(with_resources(pod, "app", {"cpu": 3000}))
+        assert not host.read().conditions
+        host.kubelet.add(UID, first)
+        await until(lambda: bool(host.read().conditions))
+        host.source.resized(replace(pod, uid=OTHER_UID))
+        assert not host.knows(OTHER_UID), "an unknown pod changes nothing"
 
 
 async def test_bytes_that_are_no_pod_are_a_condition(tmp_path: Path) -> None:

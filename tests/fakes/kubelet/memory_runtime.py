@@ -263,7 +263,7 @@ class MemoryRuntime:
         named = container.name if container else ""
         self.events.append((event.method, sandbox.config["metadata"]["name"], named))
         shown = None if container is None else _container(container)
-        resources = None if asked is None else {"cpu": _cpu(asked)}
+        resources = None if asked is None else {"cpu": _cpu(asked), **_memory(asked)}
         for plugin in self.nri.plugins:
             if plugin.closed.is_set() or not plugin.synchronized.is_set():
                 continue
@@ -358,6 +358,11 @@ def _container(container: MemoryContainer) -> dict[str, Any]:
 
 def _cpu(linux: Mapping[str, Any]) -> dict[str, Any]:
     return {name: {"value": linux[given]} for given, name in _OPTIONAL.items() if linux.get(given)}
+
+
+def _memory(linux: Mapping[str, Any]) -> dict[str, Any]:
+    limit = linux.get("memory_limit_in_bytes")
+    return {"memory": {"limit": {"value": limit}}} if limit else {}
 
 
 def _apply(cpu: dict[str, Any], resources: Message) -> None:

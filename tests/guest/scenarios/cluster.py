@@ -89,7 +89,7 @@ def _shapes(node: Node) -> None:
 
 
 def _resize(node: Node) -> None:
-    """Have the kubelet resize a running pod: an error, since neither CPUs nor quota change."""
+    """Have the kubelet resize a budget: an error, since neither CPUs nor quota change."""
     uid = node.kubelet.uid("mixed")
     cgroups = node.cgroups(uid, RUNNING)
     before, drifted = facts(cgroups), node.drift()
@@ -103,7 +103,7 @@ def _resize(node: Node) -> None:
 
     node.checks.eventually(
         "the kubelet does not get its resize done, and knows why",
-        lambda: "CPUs of a running pod are not resized" in why(),
+        lambda: "not resized while the pod runs" in why(),
         expected=True,
     )
     node.checks.eventually(
@@ -114,7 +114,24 @@ def _resize(node: Node) -> None:
         "taken back, it is done", lambda: node.kubelet.is_resized("mixed"), expected=True
     )
     node.checks.eventually("with what it had", lambda: facts(cgroups), before)
+    _grown(node)
     node.checks.equal("a resize is not drift", node.drift(), drifted)
+
+
+def _grown(node: Node) -> None:
+    """Have the kubelet resize a container with CPUs of its own, which the agent decides."""
+    checks, name = node.checks, "grown"
+    small = pod(name, 13, own("app", 2))
+    uid = node.runs(small)
+    first = node.cpus(uid, "app")
+    node.kubelet.put(pod(name, 13, own("app", 3)))
+    checks.eventually("a container grows", lambda: len(node.cpus(uid, "app")), 3)
+    checks.check("with those that it had", first <= node.cpus(uid, "app"))
+    checks.check("the pool has none of them", not node.pool() & node.cpus(uid, "app"))
+    checks.eventually("it is done", lambda: node.kubelet.is_resized(name), expected=True)
+    node.kubelet.put(small)
+    checks.eventually("it shrinks to what it had", lambda: node.cpus(uid, "app"), first)
+    node.is_gone(small)
 
 
 def _debugged(node: Node) -> None:

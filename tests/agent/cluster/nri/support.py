@@ -154,8 +154,13 @@ class RecordingHandler:
         return self.adjustment
 
     async def container_updated(
-        self, sandbox: PodSandbox, container: RuntimeContainer, requested: ContainerResources
+        self,
+        sandbox: PodSandbox,
+        container: RuntimeContainer,
+        requested: ContainerResources,
+        seconds: float,
     ) -> Adjustment | None:
+        assert seconds >= 0
         self.requested = requested
         self._note("container_updated", f"{sandbox.name}/{container.name}", container)
         await self._wait("container_updated")

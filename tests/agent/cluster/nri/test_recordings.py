@@ -158,6 +158,7 @@ def check_container(sent: dict[str, Any], container: RuntimeContainer) -> None:
         quota_us=number(cpu, "quota"),
         period_us=number(cpu, "period"),
         shares=number(cpu, "shares"),
+        memory=number(resources.get("memory", {}), "limit"),
     )
 
 
