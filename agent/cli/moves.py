@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from agent.api.client import AgentError
+from agent.api.client import AgentError, Unreachable
 from agent.api.documents.document import decode
 from agent.api.documents.moves import MoveRequest, MovesDocument
 from agent.cli.common import agent_at
@@ -140,7 +140,7 @@ def apply(file: Path, pressure: float, socket_path: str) -> int:
         try:
             with agent_at(socket_path) as agent:
                 answer = _moved(agent, move, asked)
-        except CommandError:
+        except (CommandError, Unreachable):
             _say_left(found, number)
             raise
         print_lines(_moved_lines(move, answer))

@@ -71,6 +71,9 @@ def test_a_plan_that_no_longer_fits_ends_and_says_what_is_left(shell: Shell) -> 
     plan["moves"][0]["uid"] = "gone"
     assert shell.run("apply", shell.file(json.dumps(plan).encode()))[0] == ExitCode.NOT_FOUND
     assert json.loads(shell.run("show", UID, "-o", "json")[1])["exclusiveCpus"] == "1,9"
+    shell.world.socket.unlink()
+    code, out, _ = shell.run("apply", shell.file(json.dumps(plan).encode()))
+    assert (code, out) == (ExitCode.UNREACHABLE, "left: shop/web: CPUs 1,9 to 7,15\n")
 
 
 def test_what_no_move_helps_and_what_is_no_plan(shell: Shell) -> None:
