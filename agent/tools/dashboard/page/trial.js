@@ -103,7 +103,7 @@ export class Trial {
     const title = alreadyAdmitted ? `${nameOf(pod)} is admitted already` : `${nameOf(pod)} would be admitted`;
     const place = cpus.length
       ? `On CPUs ${pod.exclusiveCpus.replaceAll(",", ", ")}, which are ringed on the map.`
-      : "In the node's shared pool: no CPUs of its own.";
+      : `In the ${pod.pool ? `pool ${pod.pool}` : "node's shared pool"}: no CPUs of its own.`;
     const warnings = (explanation?.warnings ?? []).map((text) => element("li", { class: "warn" }, text));
     const verdict = element("ul", { class: "verdict" }, ...pod.verdict.map((each) =>
       element("li", { class: each.met ? "good" : "warn" },
