@@ -218,6 +218,11 @@ SCENARIOS: Final = {
             "who asked for a pod, and which process wrote a container's cgroup",
         ),
         Scenario(
+            "isolated-cpus",
+            "isolated-cpus",
+            "exclusive pods run on CPUs of isolcpus= first, shared ones never",
+        ),
+        Scenario(
             "distances",
             "four-nodes",
             "pods of two nodes, with and without prefer-closest-numa-nodes",
