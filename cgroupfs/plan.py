@@ -366,9 +366,10 @@ def _withheld(
         if state is None or setting.move_memory or not state.populated or state.mems is None:
             continue
         nodes = _set_beside(setting.mems, setting.whole_mems, state.mems)
-        # Writing the set that is effective anyway migrates no pages.
+        # The kernel migrates the pages of the nodes that are taken away, others stay
+        # (do_migrate_pages in mm/migrate.c).
         now = state.mems if setting.whole_mems else state.mems_effective
-        if nodes is not None and nodes != now:
+        if nodes is not None and (now is None or not now <= nodes):
             yield Write(WriteStage.GIVE, path, MEMS, str(nodes))
 
 

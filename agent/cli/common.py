@@ -40,6 +40,7 @@ _CODES: Final = {
     "InvalidManifest": ExitCode.BAD_INPUT,
     "InvalidBinding": ExitCode.BAD_INPUT,
     "InvalidMove": ExitCode.BAD_INPUT,
+    "InvalidResize": ExitCode.BAD_INPUT,
     "InvalidRequest": ExitCode.BAD_INPUT,
     "TooLarge": ExitCode.BAD_INPUT,
     "Forbidden": ExitCode.UNREACHABLE,

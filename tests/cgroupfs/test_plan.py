@@ -95,6 +95,14 @@ def test_memory_of_running_processes_is_not_moved_unasked() -> None:
     assert asked.withheld == ()
 
 
+def test_running_processes_get_further_memory_nodes_at_once() -> None:
+    """What is on a node that stays is not migrated."""
+    running = replace(FRESH, populated=True, mems=Mask.of(0), mems_effective=Mask.of(0))
+    plan = make_plan({"a": running}, (Setting("a", mems=NODES),))
+    assert [(w.file, w.value) for w in plan.writes] == [("cpuset.mems", "0-1")]
+    assert plan.withheld == ()
+
+
 def test_memory_nodes_in_effect_anyway_may_be_written_down() -> None:
     running = replace(FRESH, populated=True)
     plan = make_plan({"a": running}, (Setting("a", mems=NODES),))
