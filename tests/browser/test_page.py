@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from agent.api.documents.admissions import ResizeRequest
+from agent.api.documents.moves import MoveRequest
 from agent.tools.map.marks import marks_of
+from agent.tools.playground import EmulatedHost
 from tests.agent.server.support import in_loop
 from tests.browser.devtools import PageError, connected
 from tests.browser.fake_agent import TOKEN, dashboard_of
@@ -20,7 +22,6 @@ from tests.demo.__main__ import EXAMPLES
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from agent.tools.playground import EmulatedHost
     from tests.browser.devtools import Page
 
 SCREENSHOTS: Final = Path(__file__).resolve().parents[2] / ".cache" / "screenshots"
@@ -394,6 +395,46 @@ async def test_a_resize_is_shown_as_it_happens(devtools: str, demo: EmulatedHost
         finally:
             await asyncio.to_thread(demo.client().remove, admitted.uid)
     assert cpus[0] == cpus[2] != cpus[1]
+
+
+_MOVABLE: Final = b"""\
+apiVersion: v1
+kind: Pod
+metadata: {name: movable, annotations: {move.numawarden.dev/allow: cpus}}
+spec:
+  containers:
+  - {name: own, image: x, resources: {requests: &two {cpu: 2, memory: 1Gi}, limits: *two}}
+"""
+_POOLED: Final = b"""\
+apiVersion: v1
+kind: Pod
+metadata: {name: pooled, annotations: {cpu.numawarden.dev/pool: near}}
+spec: {containers: [{name: rest, image: x}]}
+"""
+
+
+@in_loop
+async def test_a_pool_and_a_move_are_shown(
+    devtools: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    host = EmulatedHost(tmp_path_factory.mktemp("pools"))
+    config = host.configure("pod")
+    config.write_text(f"{config.read_text()}  pools: [{{name: near, cpus: 4-7}}]\n")
+    with host.started(config):
+        client = host.client()
+        client.admit(_POOLED)
+        admitted = client.admit(_MOVABLE)
+        assert admitted.pod is not None
+        cpus = admitted.pod.exclusive_cpus
+        async with shown(devtools, host) as page:
+            text = "document.querySelector('#pods').textContent"
+            await page.until(f"{text}.includes('pool near')")
+            request = MoveRequest(cpus=cpus, new_cpus="5,21", nodes="0", new_nodes="0")
+            moved = await asyncio.to_thread(client.move, admitted.uid, request)
+            assert moved.admitted
+            await page.until(f"{text}.includes('CPUs 5, 21')")
+            await page.until("document.querySelector('#events').textContent.includes('PodMoved')")
+            assert (await label(page, 5)).startswith("CPU 5: exclusive to container own")
 
 
 @in_loop

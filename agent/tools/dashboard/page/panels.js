@@ -6,8 +6,8 @@ import { nameOf } from "./map.js";
 // The most events that are listed; the oldest go first.
 const MOST_EVENTS = 300;
 const BAD_EVENTS = new Set(["PodRejected", "PodInvalid", "PodNotEnforced", "PodNotExclusive", "DriftFound", "DriftContested",
-  "AllocationInvalid", "ManifestInvalid", "EventsLost", "AllocationDisplaced", "PodResizeRejected"]);
-const GOOD_EVENTS = new Set(["PodAdmitted", "PodResized", "ContainerBound", "PodRecovered"]);
+  "AllocationInvalid", "ManifestInvalid", "EventsLost", "AllocationDisplaced", "PodResizeRejected", "PodMoveRejected"]);
+const GOOD_EVENTS = new Set(["PodAdmitted", "PodResized", "PodMoved", "ContainerBound", "PodRecovered"]);
 
 // So many pods that are not admitted are shown.
 const FEW_FAILED = 5;

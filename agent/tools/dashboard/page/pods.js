@@ -74,7 +74,8 @@ export class PodList {
 }
 
 function summaryOf(pod) {
-  const cpus = pod.exclusiveCpus ? `CPUs ${pod.exclusiveCpus.replaceAll(",", ", ")}` : "shared pool";
+  const shared = pod.pool ? `pool ${pod.pool}` : "shared pool";
+  const cpus = pod.exclusiveCpus ? `CPUs ${pod.exclusiveCpus.replaceAll(",", ", ")}` : shared;
   return [cpus, memoryOf(pod)].filter(Boolean).join(" · ");
 }
 
@@ -112,7 +113,7 @@ export function detailsOf(pod) {
     element("th", { scope: "row" }, container.name, container.kind === "app" ? null
       : element("span", { class: "kind" }, ` ${container.kind}`)),
     element("td", {}, container.cpus.replaceAll(",", ", ") || "none",
-      element("span", { class: "kind" }, ` ${POOLS[container.isolation] ?? container.isolation}`)),
+      element("span", { class: "kind" }, ` ${sharingOf(pod, container)}`)),
     element("td", {}, container.mems ?? "any")));
   const table = element("table", {},
     element("thead", {}, element("tr", {}, ...["Container", "CPUs", "Nodes"].map((name) =>
@@ -147,6 +148,11 @@ function slowRemarks(slow) {
 }
 
 const POOLS = { container: "exclusive", pod: "pod's pool", host: "node's pool" };
+
+function sharingOf(pod, container) {
+  const isolation = container.isolation;
+  return isolation === "host" && pod.pool ? `pool ${pod.pool}` : POOLS[isolation] ?? isolation;
+}
 
 function unusedText(unused) {
   if (unused.resource === "cpu") return `no container can use CPUs ${unused.cpus} of the budget`;
