@@ -148,6 +148,7 @@ def _cpus(
 ) -> Iterator[MapCpuDocument]:
     """Yield the CPUs of a host; `policy` is None in a map without an agent."""
     reserved = frozenset(() if policy is None else policy.cpu.reserved)
+    unshared = frozenset(() if policy is None else policy.cpu.unshared)
     cordon = NO_CORDON if policy is None else policy.cordon
     cpus, nodes = frozenset(cordon.cpus), frozenset(cordon.nodes)
     withheld = frozenset(host.withheld_cpus)
@@ -167,6 +168,8 @@ def _cpus(
             use = CpuUse.CORDONED
         elif cpu.id in reserved:
             use = CpuUse.RESERVED
+        elif cpu.id in unshared:
+            use = CpuUse.FREE
         else:
             use = CpuUse.SHARED
         yield MapCpuDocument(

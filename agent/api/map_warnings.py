@@ -115,7 +115,7 @@ def _shared_cores(
 
 def _users(cpu: MapCpuDocument, names: Mapping[str, str]) -> Iterator[str]:
     if not cpu.owners:
-        in_no_pool = cpu.use in (CpuUse.WITHHELD, CpuUse.RESERVED, CpuUse.CORDONED)
+        in_no_pool = cpu.use in (CpuUse.WITHHELD, CpuUse.RESERVED, CpuUse.CORDONED, CpuUse.FREE)
         yield f"is {cpu.use}" if in_no_pool else "is in the node's shared pool"
     for owner in cpu.owners:
         container = f" container {owner.container}" if owner.container else ""

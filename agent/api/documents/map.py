@@ -16,7 +16,8 @@ class CpuUse(StrEnum):
 
     `offline`; `withheld` (online, but no pod can have it: `sysfs.host.WithheldCpus`); `online` (the
     map was made without an agent); `exclusive` (a container has it alone); `pod` (in a pod's shared
-    pool, unused budget or idle siblings); `cordoned`; `reserved`; `shared` (in the node's pool).
+    pool, unused budget or idle siblings); `cordoned`; `reserved`; `free` (of isolcpus, for
+    exclusive use alone); `shared` (in the node's pool).
     """
 
     OFFLINE = "offline"
@@ -26,6 +27,7 @@ class CpuUse(StrEnum):
     POD = "pod"
     CORDONED = "cordoned"
     RESERVED = "reserved"
+    FREE = "free"
     SHARED = "shared"
 
 

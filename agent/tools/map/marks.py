@@ -31,6 +31,7 @@ _SIGNS: Final = {
     CpuUse.WITHHELD: "-",
     CpuUse.CORDONED: "/",
     CpuUse.RESERVED: "R",
+    CpuUse.FREE: ".",
     CpuUse.SHARED: ".",
     CpuUse.ONLINE: ".",
 }
@@ -75,7 +76,7 @@ class Marks(Struct, frozen=True):
         A CPU that is offline or withheld has its sign even if a pod has the CPU.
         """
         if cpu.use in NOT_THERE or not cpu.owners:
-            usable = cpu.use in (CpuUse.SHARED, CpuUse.ONLINE)
+            usable = cpu.use in (CpuUse.FREE, CpuUse.SHARED, CpuUse.ONLINE)
             sign = ISOLATED if cpu.isolated and usable else _SIGNS[cpu.use]
             return TextSpan(sign, Tone.PLAIN if usable else Tone.FAINT)
         if len(cpu.owners) > 1:

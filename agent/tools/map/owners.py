@@ -19,6 +19,7 @@ _USES: Final = {
     CpuUse.OFFLINE: "offline",
     CpuUse.WITHHELD: "withheld by another cgroup",
     CpuUse.RESERVED: "reserved",
+    CpuUse.FREE: "free for exclusive use",
     CpuUse.SHARED: "in the node's shared pool",
 }
 

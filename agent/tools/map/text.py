@@ -360,7 +360,7 @@ def headlines(document: MapDocument, parts: Sequence[MappedPart]) -> Iterator[Li
     policy = document.policy
     if policy is not None:
         allocated = sum(bool(cpu.owners) and cpu.use not in NOT_THERE for cpu in online)
-        usable = allocated + sum(cpu.use is CpuUse.SHARED for cpu in online)
+        usable = allocated + sum(cpu.use in (CpuUse.SHARED, CpuUse.FREE) for cpu in online)
         yield line(
             f"CPU {policy.cpu_manager_policy}, memory {policy.memory_manager_policy}, topology "
             f"{policy.topology_manager_policy} (scope {policy.topology_manager_scope}); "

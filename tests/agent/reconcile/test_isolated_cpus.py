@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from agent.config.model import CgroupDriver
 from agent.managers.policy import IsolcpusUse
-from agent.server.state_documents import status_document
+from agent.server.state_documents import map_now, status_document
 from cgroupfs.names import Tier
 from sysfs.described import write_tree
 from sysfs.mask import Mask
@@ -39,6 +39,8 @@ def test_exclusive_pods_run_on_them_and_shared_ones_never(tmp_path: Path) -> Non
         own = site.start(site.cgroup(OWN), "own")
         assert answer.explanation is not None
         assert ["of isolcpus" in line for line in answer.explanation.warnings] == [True]
+        uses = {cpu.id: cpu.use for cpu in map_now(controller.state, 0.0)().cpus}
+        assert [uses[cpu] for cpu in (0, 2, 3, 4)] == ["reserved", "exclusive", "free", "shared"]
         await controller.admit(pod_of("more", MORE, "more=4"))
         more = site.start(site.cgroup(MORE), "more")
         await controller.reconcile()

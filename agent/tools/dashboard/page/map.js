@@ -9,12 +9,13 @@ const SIZES = [
   { name: "medium", title: "M", width: 24, gap: 3, most: 700 },
   { name: "small", title: "S", width: 9, gap: 2, most: Infinity },
 ];
-const SIGNS = { offline: "×", withheld: "-", cordoned: "/", reserved: "R", shared: "·", online: "·" };
+const SIGNS = { offline: "×", withheld: "-", cordoned: "/", reserved: "R", free: "·", shared: "·", online: "·" };
 const USES = {
   offline: "offline",
   withheld: "withheld from pods by another cgroup",
   cordoned: "free, but cordoned",
   reserved: "reserved",
+  free: "free for exclusive use",
   shared: "in the node's shared pool",
   online: "online",
 };
@@ -274,7 +275,7 @@ export class MapView {
 
   #sign(cpu) {
     if (NOT_THERE.includes(cpu.use) || cpu.owners.length === 0) {
-      return cpu.isolated && ["shared", "online"].includes(cpu.use) ? "i" : SIGNS[cpu.use];
+      return cpu.isolated && ["free", "shared", "online"].includes(cpu.use) ? "i" : SIGNS[cpu.use];
     }
     if (cpu.owners.length > 1) return "*";
     const [owner] = cpu.owners;

@@ -57,7 +57,7 @@ export function showFigures(picture, status) {
   const { map } = picture;
   const online = map.cpus.filter((cpu) => !["offline", "withheld"].includes(cpu.use));
   const allocated = online.filter((cpu) => cpu.owners.length > 0).length;
-  const usable = allocated + online.filter((cpu) => cpu.use === "shared").length;
+  const usable = allocated + online.filter((cpu) => ["free", "shared"].includes(cpu.use)).length;
   const figures = [figure("CPUs allocated", allocated, usable, `of ${usable}`)];
   const cordoned = online.filter((cpu) => cpu.cordoned).length;
   if (cordoned) figures.push(figure("Cordoned", cordoned, 0, "CPUs"));
