@@ -1,7 +1,9 @@
-"""The only writer of the ledger: all changes are queued here and made one after the other.
+"""The only writer of the ledger. All changes wait in one line (`queue`), which makes one at a time.
 
-Every change goes the same way: it is saved, enforced, read back and reported
-(`agent.server.steps`). Every reconcile retries what the kernel rejected.
+There are two kinds (`agent.server.steps`). A request (admit, resize, move, remove, bind, cordon) is
+saved before it takes effect, and is rejected if it cannot be saved. A fact (a host that changed, a
+container that started or ended) takes effect whether or not it can be saved now. Either is then
+enforced and read back; the next comparison (`reconcile`) writes what the kernel did not take.
 """
 
 from __future__ import annotations
