@@ -46,15 +46,15 @@ _PRESSURE: Final = MoveRequest(cpus="", new_cpus="").pressure
 @click.command()
 @click.option(
     "--for", "file", metavar="FILE|-", required=True, type=click.Path(path_type=Path),
-    help="The manifest of the pod that is to have room.",
+    help="The manifest of the pod to make room for.",
 )  # fmt: skip
 @output_option
 @socket_option
 def plan(file: Path, output: Output, socket_path: str) -> int:
     """Say whether a pod fits now, else which running pods would have to move.
 
-    Only pods with the annotation move.numawarden.dev/allow move. Nothing is changed. `-o json`
-    writes what `numawarden apply` reads.
+    Pods without the annotation move.numawarden.dev/allow stay. Nothing is changed. `-o json` writes
+    what `numawarden apply` reads.
 
     Exits with 0 if the pod fits, now or after the moves, else with 1.
     """
@@ -69,7 +69,7 @@ def plan(file: Path, output: Output, socket_path: str) -> int:
 
 
 def plan_lines(found: MovesDocument) -> Iterator[str]:
-    """Yield whether a pod fits, which moves make room for it, and who would have to allow some."""
+    """Yield whether a pod fits, which moves make room, or which pods would have to allow one."""
     name = full_name(found)
     has = _place(found.cpus or "", found.nodes or "")
     if found.fits:
@@ -83,11 +83,11 @@ def plan_lines(found: MovesDocument) -> Iterator[str]:
     if found.cpus is not None:
         yield f"then {name} fits: {has}"
         return
-    least = "that were tried " if found.limited else ""
-    yield f"no moves {least}of pods that allow it make room"
-    for pod in found.asked:
+    tried = " tried" if found.limited else ""
+    yield f"no move{tried} of pods that allow it makes room"
+    for pod in found.would_help:
         annotation = f"{pod.annotation}: {pod.value}"
-        yield f"{name_and_uid(pod)} would: allow it with the annotation {annotation}"
+        yield f"{name_and_uid(pod)} would make room with the annotation {annotation}"
 
 
 def _place(cpus: str, nodes: str) -> str:
@@ -113,17 +113,17 @@ def _cost(move: MoveDocument) -> str:
 @click.option(
     "--pressure", metavar="PERCENT", type=click.FloatRange(0, 100), default=_PRESSURE,
     show_default=True,
-    help="Stop before a pod of which tasks waited for CPUs or memory in more than this share of "
+    help="Stop before a pod whose tasks waited for CPUs or memory in more than this share of "
     "the last 10 seconds.",
 )  # fmt: skip
 @socket_option
 def apply(file: Path, pressure: float, socket_path: str) -> int:
     """Move the pods of a PLAN, which `numawarden plan --for FILE -o json` wrote.
 
-    One after the other, each as a whole; the first that is rejected ends this. The pod of the plan
-    is not admitted: `numawarden admit FILE` does that.
+    One after the other, each as a whole. It stops at a move that is rejected; those before stay.
+    The pod of the plan is not admitted: `numawarden admit FILE` does that.
 
-    Exits with 1 if a move is rejected, and 7 for one that the kernel does not enforce.
+    Exits with 1 if a move is rejected, with 7 if the kernel does not enforce one.
     """
     found = _read(file)
     if not found.moves:
@@ -150,12 +150,12 @@ def apply(file: Path, pressure: float, socket_path: str) -> int:
         if not answer.pod.enforcement.enforced:
             code = ExitCode.NOT_ENFORCED
     if found.moves:
-        say(f"{full_name(found)} has room: admit it")
+        say(f"all moves are made: admit {full_name(found)}")
     return code
 
 
 def _moved(agent: AgentClient, move: MoveDocument, asked: MoveRequest) -> AdmissionDocument:
-    """Move a pod, its pages first; these go back where the move is rejected then."""
+    """Move a pod, its pages first; they go back if the agent rejects the move."""
     tried = agent.move(move.uid, asked, dry_run=True)
     if tried.pod is None:
         return tried
@@ -181,9 +181,9 @@ def _moved(agent: AgentClient, move: MoveDocument, asked: MoveRequest) -> Admiss
 def _migrate(
     pod: PodDocument, old: Mask, new: Mask, may_go_on: Callable[[], bool] = lambda: True
 ) -> None:
-    """Move the pages of a pod's processes, and ask every second whether to go on.
+    """Move the pages of a pod's processes; between these ask, once a second, whether to go on.
 
-    Where that is not permitted the agent moves them, which makes no other change meanwhile.
+    If this fails, the agent moves them, and makes no other change meanwhile.
     """
     parts = (pod.kernel, *(container.kernel for container in pod.containers))
     cgroups = [each.cgroup.strip("/") for part in parts for each in part]
@@ -213,7 +213,7 @@ def _moved_lines(move: MoveDocument, answer: AdmissionDocument) -> Iterator[str]
 def _say_left(found: MovesDocument, number: int) -> None:
     """Say which moves were not made, from a number on."""
     for move in found.moves[number:]:
-        say(f"left: {_change(move)}")
+        say(f"not made: {_change(move)}")
 
 
 def _read(file: Path) -> MovesDocument:

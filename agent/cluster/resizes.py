@@ -95,8 +95,8 @@ def _not_resized(
     if millis is None:
         return ""
     return (
-        f"{subject}: these are not resized while the pod runs, and {millis / 1000:g} are asked "
-        "for; delete and create the pod to have it decided again"
+        f"{subject}: CPUs do not change while the pod runs, and {millis / 1000:g} are asked for; "
+        "delete and create the pod to have it decided again"
     )
 
 

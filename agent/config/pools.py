@@ -44,10 +44,10 @@ def _namespace_fault(text: str) -> str | None:
 class PoolMemory(KeyChoice):
     """Where the memory of pods in a pool is."""
 
-    FREE = "free", "as of pods in no pool"
+    FREE = "free", "as for pods in no pool"
     BOUND = (
         "bound",
-        "on the nodes of the pool's CPUs, however much is free there; pinned memory stays as it is",
+        "on the nodes of the pool's CPUs, however little is free; pinned memory stays as it is",
     )
 
 
@@ -61,16 +61,20 @@ class PoolConfig(Section, frozen=True):
         is_required=True,
     )
     cpus: Mask | None = key(None, CPU_LIST, "Its CPUs.")
-    nodes: Mask = key(EMPTY, NODE_LIST, "NUMA nodes, all of whose CPUs it has as well.")
+    nodes: Mask = key(EMPTY, NODE_LIST, "NUMA nodes whose CPUs it has, too.")
     namespaces: tuple[str, ...] = key(
         (),
         list_of_names("list of namespaces", f"^{_LABEL}$", _namespace_fault),
-        "The pods that are in it without an annotation, by their namespaces.",
+        "The namespaces of pods that are in it without an annotation.",
     )
     qos_classes: frozenset[QosClass] = key(
-        frozenset(), some_of(QosClass), "The same by their QoS classes; a namespace goes first."
+        frozenset(),
+        some_of(QosClass),
+        "The QoS classes of pods that are in it without an annotation; a namespace goes first.",
     )
-    memory: PoolMemory = key(PoolMemory.FREE, one_of(PoolMemory), "Where their memory is.")
+    memory: PoolMemory = key(
+        PoolMemory.FREE, one_of(PoolMemory), "Where the memory of its pods is."
+    )
 
 
 def _pools(reader: KeyReader, at: Field, _: tuple[PoolConfig, ...]) -> tuple[PoolConfig, ...]:

@@ -50,7 +50,7 @@ class Lack(Struct, frozen=True):
 
 
 def availability(read: Mapping[int, Available]) -> Availability:
-    """Return by memory type what was read of nodes."""
+    """Return what was read of nodes, by node and memory type."""
     found: dict[int, Mapping[str, int]] = {}
     for node, available in read.items():
         types = {hugepages_type(size): count for size, count in available.hugepages.items()}
@@ -98,7 +98,7 @@ def lack_warning(rules: EffectivePolicy, ledger: Ledger, lack: Lack, copies: int
             usual = node.known_memory - sum(pages.values())
             rest += usual if lack.type == MEMORY else pages.get(lack.type, 0)
             rest -= charge[node.id].reserved.get(lack.type, 0) if node.id in charge else 0
-    others = f"; at least {size_text(rest)} are used by what was not given them" if rest > 0 else ""
+    others = f"; others use at least {size_text(rest)}" if rest > 0 else ""
     who = "the pod is" if copies == 1 else f"{copies} of these pods are"
     return f"{who} given {lack}{others}"
 
@@ -106,7 +106,7 @@ def lack_warning(rules: EffectivePolicy, ledger: Ledger, lack: Lack, copies: int
 def near_nodes(
     rules: EffectivePolicy, ledger: Ledger, pod: Pod, lacking: Lack, available: Availability
 ) -> Iterator[str | None]:
-    """Yield for each trial near another node the advice to be near it, None if that does not help.
+    """Yield for each trial near a node the advice to be near it, None if that does not help.
 
     The nodes that could give most of what is lacking are tried first, each by a decision on the
     ledger without the pod. The caller may stop at any time.
@@ -122,9 +122,9 @@ def near_nodes(
 
 
 def left_to_take(allocation: PodAllocation, used: Mapping[str, int]) -> tuple[MemoryBlock, ...]:
-    """Return the huge pages that a pod was given and does not have yet.
+    """Return the memory that a pod was given and does not use yet.
 
-    `used` are bytes by type; a type that is left out is not known, and nothing of it is left. How
+    `used` are bytes by type; a type that is not in it is left out. How
     the pages of a pod are divided over its nodes is not known either: all may come from any.
     """
     given: dict[str, MemoryBlock] = {}

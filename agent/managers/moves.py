@@ -1,16 +1,16 @@
 """Moves: running pods get other CPUs and memory nodes, so that another pod has room.
 
-In go the ledger and a `Move`, out comes a decision (`moved`): the pod is decided again, as if all
-that is free was the place to which it is to move. In goes a pod that does not fit, out comes the
-`MovePlan` with the fewest moves that make room for it (`plan`). Always true:
+In go the ledger and a `Move`, out comes a decision (`moved`): the pod is decided again with only
+its new place free. In goes a pod that does not fit, out comes the best `MovePlan` that was tried,
+of at most two moves (`plan`). Always true:
 
 1. A pod moves only if its annotation allows that, and only to what is free at that time. It keeps
-   its amounts, its devices and every quality that it has (`agent.managers.quality`).
-2. A move is made as a whole or rejected; a rejected one changes nothing. A plan that no longer
-   fits is rejected: the pod is elsewhere, or others have the place.
-3. What a plan has was tried from the first move to the admission, on the ledger that each step
-   leaves. It is the best of what was tried: of several containers or several pods there may be
-   other divisions.
+   its amounts and every quality that it has (`agent.managers.quality`); a pod with devices does not
+   move.
+2. A move is made as a whole or rejected; a rejected one changes nothing. A move is rejected if the
+   pod or its new place has changed since the plan; the moves before it stay.
+3. Every step of a plan was tried, on the ledger that the step before leaves. Untried divisions of
+   several containers or pods may be better.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from agent.pods.model import MOVE, ContainerKind, Movable, full_name
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterator
 
     from agent.managers.allocation import ContainerAllocation, PodAllocation
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
 
-#: The most sets of pods that are tried for a plan, and the most pods that are tried in addition
-#: although they do not allow it. A set takes some five decisions.
-MOST_SETS: Final = 2000
-MOST_ASKED: Final = 50
+#: The most combinations of pods that are tried for a plan, each some five decisions, and the most
+#: pods that are tried in addition although they do not allow it.
+MOST_COMBINATIONS: Final = 2000
+MOST_OTHERS: Final = 50
 #: The most pods that a plan moves.
 MOST_MOVES: Final = 2
 
@@ -63,29 +63,29 @@ class MovePlan(Struct, frozen=True):
     moves: tuple[Move, ...] = ()
     #: What the pod would get after them; None where nothing that was tried makes room.
     allocation: PodAllocation | None = None
-    #: Without such moves: the pods of which each alone would make room, if it allowed that.
-    asked: tuple[tuple[str, Movable], ...] = ()
-    #: `MOST_SETS` were tried, and there are more.
+    #: Else: pods each of which alone would make room, with the value that its annotation lacks.
+    would_help: tuple[tuple[str, Movable], ...] = ()
+    #: `MOST_COMBINATIONS` were tried, and there are more.
     limited: bool = False
-    #: The pinned bytes that move.
+    #: The pinned bytes of the containers whose memory leaves a node.
     memory: int = 0
 
     @property
     def cost(self) -> tuple[int, int, int]:
-        """By which of two plans the better one is the smaller."""
+        """The better of two plans has the smaller cost."""
         cpus = sum(len(move.after.cpus - move.before.cpus) for move in self.moves)
         return len(self.moves), self.memory, cpus
 
 
 def sets_of(allocation: PodAllocation) -> PodSets:
-    """Return the CPUs and memory nodes that a pod has for itself."""
+    """Return a pod's exclusive CPUs and the NUMA nodes of its pinned memory."""
     containers = (block for container in allocation.containers for block in container.memory)
     blocks = (*allocation.memory, *containers)
     return PodSets(allocation.exclusive_cpus, Mask.union(block.nodes for block in blocks))
 
 
 def allowed(allocation: PodAllocation) -> Movable | None:
-    """Return what of a pod its annotation lets move."""
+    """Return what the annotation of a pod lets move, None for nothing."""
     text = allocation.annotations.get(MOVE)
     return None if text is None else Movable(text)
 
@@ -95,7 +95,7 @@ def moved(
 ) -> Decision:
     """Decide on a move; raises `KeyError` for a pod that is not admitted.
 
-    `allows` is used in place of the pod's annotation. Pure; a pod that is there already stays.
+    `allows` replaces the pod's annotation, for trials. Pure; a pod at its new place already stays.
     """
     existing = ledger.allocations[move.uid]
     present = sets_of(existing)
@@ -105,7 +105,7 @@ def moved(
     cause = _obstacle(existing, allows)
     if cause is None and present != move.before:
         has, planned = _text(present), _text(move.before)
-        message = f"pod {full_name(existing)} has {has}, and had {planned} when this was planned"
+        message = f"pod {full_name(existing)} has {has}, and had {planned} in the plan"
         cause = _infeasible(message, "make a new plan")
     pod = specification_of(existing)
     if cause is not None or pod is None:
@@ -124,17 +124,17 @@ def moved(
 
 
 def _obstacle(existing: PodAllocation, allows: Movable | None) -> Rejection | None:
-    """Return why a pod does not move, wherever that would be."""
+    """Return why a pod cannot move at all, None if it can."""
     name = full_name(existing)
     if allows is None:
-        message = f"pod {name} does not allow it"
+        message = f"pod {name} does not allow moves"
         return _infeasible(message, f"admit it with the annotation {MOVE}: {Movable.CPUS}")
     if not existing.spec:
         remedy = "admit the specification that it was started with first"
         return _infeasible(f"the specification of pod {name} is not known", remedy)
     if existing.source is not None and existing.source.name == KUBELET:
-        return _infeasible(f"pod {name} is of a kubelet, whose runtime keeps its sets")
-    # They would have to be delivered anew, which no running container notices.
+        return _infeasible(f"pod {name} belongs to a kubelet, which keeps its sets")
+    # A running container does not notice devices that are delivered anew.
     others = any(each.devices or each.others for each in existing.containers)
     if existing.others or others:
         return _infeasible(f"pod {name} has devices, which do not move")
@@ -148,15 +148,16 @@ def _loss(
     sets: PodSets,
     allows: Movable | None,
 ) -> Rejection | None:
-    """Return what a pod would lose where it was decided to be, None for nothing."""
+    """Return what a pod would lose at its new place, None if nothing."""
     name, would = full_name(existing), sets_of(allocation)
     if would != sets:
-        message = f"pod {name} would have {_text(would)} of what was planned: {_text(sets)}"
+        message = f"pod {name} would get {_text(would)}, not the planned {_text(sets)}"
         return _infeasible(message, "make a new plan")
     if _shape(existing) != _shape(allocation):
         message = f"the policy would give pod {name} other resources than when it was admitted"
         return _infeasible(message, "remove the pod and admit it again")
     left = Mask.union(before.mems - after.mems for before, after in _moving(existing, allocation))
+    left |= sets_of(existing).nodes - sets.nodes
     if left and allows is not Movable.MEMORY:
         message = f"memory of pod {name} would leave {nodes_text(left)}"
         return _infeasible(message, f"admit it with the annotation {MOVE}: {Movable.MEMORY}")
@@ -169,8 +170,9 @@ def _loss(
 
 
 def _shape(allocation: PodAllocation) -> list[object]:
-    """Return what of an allocation is the same wherever it is."""
-    budget = None if allocation.cpus is None else len(allocation.cpus), bool(allocation.memory)
+    """Return what of an allocation does not depend on its place."""
+    count = None if allocation.cpus is None else len(allocation.cpus)
+    budget = count, bool(allocation.memory)
     containers = (
         (
             each.isolation,
@@ -187,7 +189,7 @@ def _moving(
 ) -> Iterator[tuple[ContainerAllocation, ContainerAllocation]]:
     """Yield the containers whose pinned memory leaves nodes, before and after."""
     for before, after in zip(existing.containers, allocation.containers, strict=True):
-        # That of an init container is released once it has ended.
+        # Memory of an init container is released when it ends.
         if before.memory and before.mems - after.mems:
             yield before, after
 
@@ -202,24 +204,26 @@ def _infeasible(message: str, remedy: str = "") -> Rejection:
 
 
 def plan(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[MovePlan | None]:
-    """Yield None for each set of pods that was tried, at last the plan.
+    """Yield None after each trial, then the plan.
 
-    Pods that allow it are tried alone, then two together; of as many moves the plan with the least
-    memory and then with the fewest CPUs that move. Pure; device plugins are not asked.
+    Pods that allow it are tried alone, then two together. Of plans with as many moves the one that
+    moves the least memory, then the fewest CPUs, is taken. Pure; device plugins are not asked.
     """
     now = decided(rules, ledger, pod).allocation
     if now is not None:
         yield MovePlan(allocation=now)
         return
     pods = [each for each in ledger.allocations.values() if sets_of(each) and each.uid != pod.uid]
+    # Small pods first: they are the cheapest to move, should not all be tried.
     pods.sort(key=lambda each: len(each.exclusive_cpus))
     movable = [each.uid for each in pods if _obstacle(each, allowed(each)) is None]
-    sets = chain.from_iterable(combinations(movable, count + 1) for count in range(MOST_MOVES))
+    counts = range(1, MOST_MOVES + 1)
+    tried = chain.from_iterable(combinations(movable, count) for count in counts)
     best, limited = None, False
-    for number, uids in enumerate(sets):
+    for number, uids in enumerate(tried):
         if best is not None and len(uids) > len(best.moves):
             break
-        limited = number == MOST_SETS
+        limited = number == MOST_COMBINATIONS
         if limited:
             break
         found = _tried(rules, ledger, pod, uids)
@@ -229,36 +233,41 @@ def plan(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[MovePlan 
     if best is not None:
         yield replace(best, limited=limited)
         return
-    asked: list[tuple[str, Movable]] = []
-    unasked = [each.uid for each in pods if _obstacle(each, Movable.MEMORY) is None]
-    for uid in unasked[:MOST_ASKED]:
+    would_help: list[tuple[str, Movable]] = []
+    others = [
+        each
+        for each in pods
+        if allowed(each) is not Movable.MEMORY and _obstacle(each, Movable.MEMORY) is None
+    ]
+    for each in others[:MOST_OTHERS]:
         for allows in Movable:
-            if _tried(rules, ledger, pod, (uid,), allows) is not None:
-                asked.append((uid, allows))
+            if _tried(rules, ledger, pod, (each.uid,), allows) is not None:
+                would_help.append((each.uid, allows))
                 break
         yield None
-    yield MovePlan(asked=tuple(asked), limited=limited)
+    yield MovePlan(would_help=tuple(would_help), limited=limited)
 
 
 def _tried(
     rules: EffectivePolicy,
     ledger: Ledger,
     pod: Pod,
-    uids: Iterable[str],
+    uids: Collection[str],
     allows: Movable | None = None,
 ) -> MovePlan | None:
     """Return the moves of some pods that make room for a pod, None if these do not.
 
-    1. The pod is admitted without them, then they beside it, in the order of their admission.
-    2. To these places they are moved one after the other, in the first order in which each place is
-       free; then the pod is admitted.
+    1. The pod is admitted without them, then they are admitted again beside it, in the order of
+       their admission. That gives their new places.
+    2. They are moved there one after the other, in the first order in which each place is free;
+       then the pod is admitted.
     """
     left = ledger
     for uid in uids:
         left = remove(rules, left, uid)
     beside = decided(rules, left, pod)
     moves: list[Move] = []
-    for uid in (each for each in ledger.allocations if each in set(uids)):
+    for uid in (each for each in ledger.allocations if each in uids):
         existing = ledger.allocations[uid]
         specification = specification_of(existing)
         if not beside.admitted or specification is None:
@@ -279,7 +288,7 @@ def _made(
     moves: tuple[Move, ...],
     allows: Movable | None,
 ) -> MovePlan | None:
-    """Make moves in this order, then admit the pod; return the plan if all of that is admitted."""
+    """Try moves in this order, then the admission; return the plan if all are admitted."""
     memory = 0
     for move in moves:
         decision = moved(rules, ledger, move, allows)

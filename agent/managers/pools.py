@@ -1,11 +1,12 @@
 """Pools of shared CPUs (`agent.pools`): which pod is in which, and on which CPUs it runs.
 
-A pool restricts the node's shared pool: what of a pod in it has no CPUs of its own runs on the CPUs
-that are in both. In go the policy, allocations and the node's shared pool; out come a pod's pool,
-and why a change would leave a pool without CPUs. Nothing of this is stored: it follows from the
-pod's annotation, namespace and QoS class, so pools shrink and grow with the node's.
+A pool is a part of the node's shared pool: containers of a pod in it that have no CPUs of their own
+run on the CPUs that are in both. A pool restricts its pods and reserves nothing. In go the policy,
+allocations and the node's shared pool; out come a pod's pool, and why a change would leave a pool
+without CPUs. Nothing of this is stored: it follows from the pod's annotation, namespace and QoS
+class, so pools shrink and grow with the shared pool.
 
-Always true: a pod in a pool has no CPU outside of it while the node's shared pool has one inside.
+Always true: such a container has no CPU outside of its pool while the shared pool has one inside.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _TAKEN: Final = "are exclusive, cordoned, kept for the system or offline"
 
 
 class PodPool(Struct, frozen=True):
-    """What containers of a pod in a pool may use, as far as they have nothing of their own."""
+    """What containers without CPUs of their own may use in a pool."""
 
     name: str
     #: Never empty.
@@ -69,7 +70,7 @@ def pod_pools(
 ) -> Mapping[str, PodPool]:
     """Return the pools of pods, by uid; `shared` are the CPUs of the node's shared pool.
 
-    A pool of which `shared` has nothing is left out: its pods run on all of `shared`.
+    Pods of a pool without CPUs in `shared` are left out: they run on all of `shared`.
     """
     if not rules.policy.pools:
         return _NONE
@@ -86,15 +87,15 @@ def _narrowed(rules: HostPolicy, pool: Pool, shared: Mask) -> PodPool:
 
 
 def shared_cpus_of(rules: HostPolicy, pod: PodAllocation, shared: Mask) -> Mask:
-    """Return where containers of a pod without CPUs of their own run; `shared` as `pod_pools`."""
+    """Return the CPUs of a pod's containers that share them; `shared` as in `pod_pools`."""
     pool = pool_of(rules.policy, pod)
-    return shared if pool is None else pool.cpus & shared or shared
+    return shared if pool is None else (pool.cpus & shared) or shared
 
 
 def pool_rejection(rules: HostPolicy, pod: PodAllocation, left: Mask) -> Rejection | None:
     """Return why a new pod cannot be in its pool, None if it can or is in none.
 
-    `left` are the CPUs of the node's shared pool beside the pod.
+    `left` are the CPUs that the pod leaves of the node's shared pool.
     """
     pool = pool_of(rules.policy, pod)
     if fault := _unknown_pool(rules.policy, pod):
@@ -106,16 +107,16 @@ def pool_rejection(rules: HostPolicy, pod: PodAllocation, left: Mask) -> Rejecti
 
 
 def _unknown_pool(policy: Policy, pod: PodAllocation) -> str:
-    """Return that an annotation names a pool which does not exist, "" if it does not."""
-    name = pod.annotations.get(POOL)
-    if name is None or any(pool.name == name for pool in policy.pools):
+    """Return what is wrong with an annotation that names no known pool, "" for nothing."""
+    name, own = pod.annotations.get(POOL), all(each.cpus is not None for each in pod.containers)
+    if name is None or own or any(pool.name == name for pool in policy.pools):
         return ""
     known = some_of([pool.name for pool in policy.pools], _NAMED) or "none"
     return f"{POOL} names the pool {name}, which agent.pools does not have; it has {known}"
 
 
 def emptied(policy: Policy, pods: Iterable[PodAllocation], taken: Mask, left: Mask) -> str:
-    """Return which pool with pods in it a change would leave without CPUs, "" for none.
+    """Return the pool with pods in it that a change would leave without CPUs, "" for none.
 
     `taken` are the CPUs that the change takes from the node's shared pool, `left` is the rest.
     """
@@ -128,12 +129,12 @@ def emptied(policy: Policy, pods: Iterable[PodAllocation], taken: Mask, left: Ma
 
 
 def pool_violations(rules: HostPolicy, pod: PodAllocation, shared: Mask) -> Iterator[Violation]:
-    """Yield that a pod is not in the pool that it should be in."""
+    """Yield why a pod runs outside of its pool."""
     everywhere = "so it runs in the whole shared pool of the node"
     if fault := _unknown_pool(rules.policy, pod):
         yield Violation.of(pod, Rule.POOLS, f"{fault}, {everywhere}")
     pool = pool_of(rules.policy, pod)
     if pool is not None and not pool.cpus & shared:
-        message = f"is in the pool {pool.name}, of which all CPUs ({pool.cpus}) {_TAKEN}"
+        message = f"is in the pool {pool.name}, whose CPUs ({pool.cpus}) all {_TAKEN}"
         remedy = f"free or set online some of {pool.cpus}, or {ADMIT_AGAIN}"
         yield Violation.of(pod, Rule.POOLS, f"{message}, {everywhere}", remedy)

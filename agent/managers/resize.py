@@ -4,16 +4,16 @@ In go the ledger and the specification of an admitted pod with other amounts of 
 pages; out comes a decision. It is made as that of an admission, of the pod as it is now: what each
 container keeps is put into the draft, and the managers give the rest (`ResourceManager.hold`).
 A rejection is `Infeasible` if the pod could not have the amounts even alone on the host, or if no
-resize may change what they would change; else `Deferred`, since others have what is missing.
+resize may make such a change; else `Deferred`, since others have what is missing.
 `advise` tries amounts nearer to the present ones. Always true of a pod that is resized:
 
-1. Its QoS class, which containers have CPUs and memory of their own, its devices and the NUMA
-   nodes of its memory stay.
+1. Its QoS class, which containers have CPUs and memory of their own, and its devices stay. It keeps
+   the NUMA nodes of its memory, and may get more.
 2. A container that gets more CPUs keeps all that it has; one that gets fewer keeps those that it
    was admitted with, unless CPUs are named that stay. So it is with a budget (KEP-5526), whose
    slices stay in it. `PodAllocation.originals` are these CPUs, since applications run threads on
    those with which they started.
-3. The policy that admitted the pod admits it so, too. What gets nothing more is not aligned again.
+3. The current policy admits the new amounts. What gets nothing more is not aligned again.
 4. A rejected resize changes nothing.
 """
 
@@ -249,7 +249,7 @@ _MEBIBYTE: Final = 1 << 20
 def advise(
     rules: EffectivePolicy, ledger: Ledger, change: OtherAmounts, keep: Mask = EMPTY
 ) -> Iterator[Advice | None]:
-    """Yield None for each other amount that is tried in place of a rejected change, then an advice.
+    """Yield None for each other amount that is tried, then an `Advice` if one was admitted.
 
     The amounts lie between the present one and the one that was asked for, and halve what is left
     between the nearest to this that was admitted and the next that was not. Of cpu and memory one

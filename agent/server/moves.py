@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.api.documents.moves import MoveDocument, MovesDocument, UnaskedPodDocument
+from agent.api.documents.moves import HelpfulPodDocument, MoveDocument, MovesDocument
 from agent.api.views import rejection_document
 from agent.managers.allocation import PodSets
 from agent.managers.moves import Move, sets_of
@@ -35,14 +35,14 @@ _ALL: Final = 100.0
 
 
 class AskedMove(Struct, frozen=True):
-    """What a request asks for, whatever the pod has when its turn comes."""
+    """A requested move, not yet compared with what the pod has."""
 
     move: Move
     #: In percent, as in the request.
     pressure: float
 
     def check_pressure(self, loads: Iterable[tuple[str | None, CgroupLoad]]) -> None:
-        """Raise `PressureError` if tasks of the pod wait too often; an unknown share is none."""
+        """Raise `PressureError` if tasks of the pod wait too often; an unknown share is 0."""
         for _, load in loads:
             for file in (CPU_PRESSURE, MEMORY_PRESSURE):
                 share = load.get(file, {}).get("avg10", 0.0)
@@ -86,10 +86,10 @@ def moves_document(
     pods: Mapping[str, PodAllocation],
     moving: Mapping[str, int | None],
 ) -> MovesDocument:
-    """Return the answer to the question for a plan.
+    """Return the answer to a request for a plan.
 
-    `decision` is that on the pod as things are, `pods` are the admitted ones by uid, `moving` the
-    bytes that move with them.
+    `decision` is that without moves, `pods` are the admitted ones by uid, `moving` the bytes that
+    the kernel has of them on the nodes that they leave.
     """
     sets = None if plan.allocation is None else sets_of(plan.allocation)
     return MovesDocument(
@@ -113,15 +113,15 @@ def moves_document(
             for each in plan.moves
         ),
         rejection=None if decision.rejection is None else rejection_document(decision.rejection),
-        asked=tuple(
-            UnaskedPodDocument(
+        would_help=tuple(
+            HelpfulPodDocument(
                 uid=uid,
                 name=pods[uid].name,
                 namespace=pods[uid].namespace,
                 annotation=MOVE,
                 value=value,
             )
-            for uid, value in plan.asked
+            for uid, value in plan.would_help
         ),
         limited=plan.limited,
     )

@@ -1,6 +1,6 @@
 """Pages of running processes move to other NUMA nodes, one process after the other.
 
-The kernel moves the pages of a cgroup before a write to `cpuset.mems` returns: for as long an agent
+The kernel moves the pages of a cgroup before a write to `cpuset.mems` returns; meanwhile the agent
 makes no other change. migrate_pages(2) moves those of one process as fast, whatever its cpuset
 allows, and leaves almost nothing to that write (256 MiB in a guest: 0.8 to 1.1 s, then 0.02 s
 instead of 1.1 to 1.5 s). It needs CAP_SYS_NICE.
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from cgroupfs.tree import CgroupTree
     from sysfs.mask import Mask
 
-#: The number of migrate_pages(2), by machine; all have their lowest byte first.
+#: The number of migrate_pages(2), by machine; all are little-endian.
 _NUMBERS: Final = {"x86_64": 256, "aarch64": 238, "riscv64": 238, "ppc64le": 258}
 
 
 def processes(tree: CgroupTree, cgroups: Iterable[str]) -> tuple[int, ...]:
-    """Return the processes in some cgroups and in all inside; none of a cgroup that is gone."""
+    """Return the processes in cgroups and their descendants; a cgroup that is gone has none."""
     found: set[int] = set()
     for cgroup in cgroups:
         for path in (cgroup, *descendants(tree, cgroup)):

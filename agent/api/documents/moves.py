@@ -37,9 +37,9 @@ class MovesDocument(Document, frozen=True):
     moves: tuple[MoveDocument, ...]
     #: Why it does not fit now; null if it does.
     rejection: RejectionDocument | None = None
-    #: The pods of which each alone would make room, if it allowed that; only without `moves`.
-    asked: tuple[UnaskedPodDocument, ...] = ()
-    #: More sets of pods could be tried than were.
+    #: Where no moves make room: pods each of which alone would, with another annotation.
+    would_help: tuple[HelpfulPodDocument, ...] = ()
+    #: Not all combinations of pods were tried.
     limited: bool = False
 
 
@@ -57,8 +57,8 @@ class MoveDocument(Document, frozen=True):
     bytes: int | None
 
 
-class UnaskedPodDocument(Document, frozen=True):
-    """A pod that does not allow a move that would make room."""
+class HelpfulPodDocument(Document, frozen=True):
+    """A pod whose move would make room, which its annotation does not allow."""
 
     uid: str
     name: str

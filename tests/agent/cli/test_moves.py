@@ -52,7 +52,7 @@ def test_a_pod_has_room_once_its_plan_was_applied(shell: Shell) -> None:
     assert "move shop/web: CPUs 1,9 to 7,15; no memory moves" in out
     assert out.splitlines()[-1].startswith("then shop/new fits: CPUs ")
     plan = shell.file(shell.run("plan", "--for", file, "-o", "json")[1].encode())
-    moved = "CPUs 1,9 to 7,15\nshop/new has room: admit it\n"
+    moved = "CPUs 1,9 to 7,15\nall moves are made: admit shop/new\n"
     assert shell.run("apply", plan)[:2] == (ExitCode.OK, f"moved shop/web: {moved}")
     assert shell.run("apply", plan)[:2] == (ExitCode.OK, f"there already shop/web: {moved}")
     file = shell.file(NEW)
@@ -67,19 +67,19 @@ def test_a_plan_that_no_longer_fits_ends_and_says_what_is_left(shell: Shell) -> 
     code, out, _ = shell.run("apply", shell.file(json.dumps(plan).encode()))
     assert code == ExitCode.REJECTED
     assert out.startswith("not moved: shop/web: CPUs 1,9 to 7,15\n  TopologyAffinityError: ")
-    assert out.endswith("left: shop/web: CPUs 1,9 to 7,15\n")
+    assert out.endswith("not made: shop/web: CPUs 1,9 to 7,15\n")
     plan["moves"][0]["uid"] = "gone"
     assert shell.run("apply", shell.file(json.dumps(plan).encode()))[0] == ExitCode.NOT_FOUND
     assert json.loads(shell.run("show", UID, "-o", "json")[1])["exclusiveCpus"] == "1,9"
     shell.world.socket.unlink()
     code, out, _ = shell.run("apply", shell.file(json.dumps(plan).encode()))
-    assert (code, out) == (ExitCode.UNREACHABLE, "left: shop/web: CPUs 1,9 to 7,15\n")
+    assert (code, out) == (ExitCode.UNREACHABLE, "not made: shop/web: CPUs 1,9 to 7,15\n")
 
 
 def test_what_no_move_helps_and_what_is_no_plan(shell: Shell) -> None:
     code, out, _ = shell.run("plan", "--for", shell.file(manifest("all", "u-all", cpu="8")))
     assert code == ExitCode.REJECTED
-    assert "no moves of pods that allow it make room\n" in out
+    assert "no move of pods that allow it makes room\n" in out
     code, out, _ = shell.run("plan", "--for", shell.file(manifest("five", "u-5", cpu="5")))
     assert f"(uid {OTHER_UID}) would: allow it with" not in out
     for text in (b"{", b"\xff", b'{"uid": 1}', b"[]"):

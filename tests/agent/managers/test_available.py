@@ -145,7 +145,7 @@ def test_a_warning_says_how_much_others_have_that_were_not_given_it() -> None:
     ledger = with_pod(rules, other)
     lack = Lack(PAGES, Mask.of(0), 3 * GIB, GIB)
     given_text = "given 3 GiB of hugepages-1Gi on node 0, which could give 1 GiB now"
-    used = "at least 2 GiB are used by what was not given them"
+    used = "others use at least 2 GiB"
     assert lack_warning(rules, ledger, lack) == f"the pod is {given_text}; {used}"
     alone = Lack(PAGES, Mask.of(0), 4 * GIB, 3 * GIB)
     assert lack_warning(rules, ledger, alone, 2) == (

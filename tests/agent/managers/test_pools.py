@@ -148,7 +148,7 @@ def test_pods_of_a_pool_that_lost_its_cpus_run_in_the_whole_shared_pool_and_are_
     assert shared_cpus_of(lost, waiting, shared) == shared == Mask.parse("4-15")
     found = [one for one in invalid_allocations(lost, ledger) if one.rule == Rule.POOLS]
     assert [one.uid for one in found] == ["u-0"]
-    assert "is in the pool near, of which all CPUs (0-3)" in found[0].message
+    assert "is in the pool near, whose CPUs (0-3) all" in found[0].message
     assert not [one for one in invalid_allocations(RULES, ledger) if one.rule == Rule.POOLS]
 
 

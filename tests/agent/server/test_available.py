@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 GIB: Final = 1 << 30
 PAGES: Final = "hugepages-1Gi"
 GIVEN: Final = (
-    "the pod is given 2 GiB of hugepages-1Gi on node 0, which could give 1 GiB now; at least 3 GiB "
-    "are used by what was not given them"
+    "the pod is given 2 GiB of hugepages-1Gi on node 0, which could give 1 GiB now; others use at "
+    "least 3 GiB"
 )
 NEAR: Final = 'with the annotation agent.numawarden/near-nodes: "1" all of it is there'
 
@@ -116,7 +116,7 @@ async def test_fit_says_which_copy_would_lack_memory(paged: World) -> None:
         [said] = found.warnings
         assert said == (
             "2 of these pods are given 4 GiB of hugepages-1Gi on node 0, which could give 3 GiB "
-            "now; at least 1 GiB are used by what was not given them"
+            "now; others use at least 1 GiB"
         )
         free(paged, 0, 4, 1 << 20)
         assert (await fit(1)).warnings == ()

@@ -72,7 +72,7 @@ async def test_a_plan_is_made_saved_enforced_and_reported(world: World) -> None:
         await fill(agent)
         before = agent.controller.state.durable
         found = await plan(agent)
-        assert (found.fits, found.limited, found.asked) == (False, False, ())
+        assert (found.fits, found.limited, found.would_help) == (False, False, ())
         [asked] = found.moves
         assert (asked.uid, asked.cpus, asked.bytes) == (UID, cpus(agent), 0)
         planned = await move(agent, asked, dry_run=True)
@@ -122,7 +122,7 @@ async def test_who_would_have_to_allow_it_is_named_and_not_moved(world: World) -
         found = await plan(agent)
         assert (found.moves, found.cpus) == ((), None)
         assert found.rejection is not None
-        assert (UID, MOVE, "cpus") in {(x.uid, x.annotation, x.value) for x in found.asked}
+        assert (UID, MOVE, "cpus") in {(x.uid, x.annotation, x.value) for x in found.would_help}
         conflict = await plan(agent, manifest("web", NEW_UID))
         assert conflict.rejection is not None
         assert (conflict.rejection.reason, conflict.moves) == ("PodConflict", ())
