@@ -24,7 +24,7 @@ from cgroupfs.settings import DEFAULT_PERIOD_US
 
 if TYPE_CHECKING:
     from agent.cluster.nri.messages import PodSandbox
-    from agent.managers.allocation import PodAllocation
+    from agent.managers.allocation import ContainerAllocation, PodAllocation
 
 #: The most shares by which the kubelet reads back another number than it wrote: in cgroup v2 one
 #: of `cpu.weight` stands for 26.2 shares.
@@ -39,8 +39,7 @@ def resized_to(pod: PodAllocation, name: str, asked: ContainerResources) -> Othe
     container = pod.container(name)
     if container is None or container.isolation is not Isolation.CONTAINER or _pod_level(pod):
         return None
-    specification = specification_of(pod)
-    millis = None if specification is None else amount_of(specification, name, CPU)
+    millis = _own_millis(pod, container)
     cpu, memory = _other_millis(millis, millis, asked), asked.memory
     if cpu is None and memory in (None, container.limits.get(MEMORY)):
         return None
@@ -56,7 +55,7 @@ def resize_rejected(pod: PodAllocation, name: str, asked: ContainerResources) ->
     if container is None or not pod.exclusive_cpus:
         return ""
     if container.isolation is Isolation.CONTAINER and container.cpus:
-        subject, millis = f"container {name} keeps its exclusive CPUs", 1000 * len(container.cpus)
+        subject, millis = f"container {name} keeps its exclusive CPUs", _own_millis(pod, container)
         return _not_resized(f"{subject} {container.cpus}", millis, millis, asked)
     # The request of this container is a weight alone, which the runtime changes.
     limit = container.cpu.limit_millis or pod.cpu.limit_millis
@@ -79,6 +78,16 @@ def pod_resize_rejected(pod: PodAllocation, overhead: int, asked: PodSandbox) ->
         quota_us=asked.cpu_quota, period_us=asked.cpu_period, shares=asked.cpu_shares
     )
     return _not_resized(f"the pod keeps its CPUs {pod.exclusive_cpus}", limit, request, resources)
+
+
+def _own_millis(pod: PodAllocation, container: ContainerAllocation) -> int:
+    """Return the millicores that a container with CPUs of its own states.
+
+    They may have been rounded up to whole cores (`agent.pods.model.ROUND_UP`).
+    """
+    specification = specification_of(pod)
+    stated = None if specification is None else amount_of(specification, container.name, CPU)
+    return 1000 * len(container.cpus or ()) if stated is None else stated
 
 
 def _pod_level(pod: PodAllocation) -> bool:
