@@ -14,7 +14,7 @@ import subprocess
 import time
 from mmap import PAGESIZE
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import pytest
 
@@ -163,6 +163,11 @@ class KernelLab:
         for word in ("root", "member"):
             self.tree.write(self.top, PARTITION, word)
         self.tree.rmdir(self.top)
+
+
+#: Partitions inside others that become invalid, and those of isolcpus, were seen once on this
+#: kernel, whose lists of partitions they may leave corrupt for the next.
+_CRASHES: Final = "as seen on Linux 6.12, which may crash after it (list_add corruption)"
 
 
 def prepare(tree: CgroupTree, top: str) -> None:
@@ -389,7 +394,7 @@ class Contract:
         if not lab.isolcpus:
             pytest.skip("the kernel was booted without isolcpus=")
         if isinstance(lab, KernelLab) and not lab.rules.isolates_isolcpus:
-            pytest.skip("as seen on Linux 6.12, which may crash after it (list_add corruption)")
+            pytest.skip(_CRASHES)
         pod = make(lab, "pod") if remote else lab.top
         reason = "partition config conflicts with housekeeping setup"
         for word in ("root", "isolated"):
@@ -432,8 +437,10 @@ class Contract:
         used = [shown(lab, path, "cpuset.cpus.effective") for path in (pod, own, beside)]
         assert used == ["2-3", "1", "2-3"]
         assert isolated(lab) == Mask.parse("1-3")
-        lab.tree.write(beside, "cpuset.cpus", "1-2")
         kept = lab.rules.keeps_partitions
+        if isinstance(lab, KernelLab) and not kept:
+            pytest.skip(_CRASHES)
+        lab.tree.write(beside, "cpuset.cpus", "1-2")
         assert shown(lab, own, PARTITION) == ("isolated" if kept else "isolated invalid")
         assert shown(lab, beside, "cpuset.cpus.effective") == ("2" if kept else "1-2")
 
@@ -459,6 +466,8 @@ class Contract:
         pod = make(lab, "pod", passes="+cpuset")
         own = make(lab, "pod/own", cpus="1")
         divide(lab, {pod: "1-3", own: "1"}, "root")
+        if isinstance(lab, KernelLab) and not lab.rules.keeps_partitions:
+            pytest.skip(_CRASHES)
         lab.tree.write(pod, PARTITION, "member")
         assert shown(lab, own, PARTITION) == "root invalid (Parent is not a partition root)"
         # Whether it has CPUs of its own until it is written again depends on what was before.

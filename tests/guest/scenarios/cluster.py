@@ -103,7 +103,7 @@ def _resize(node: Node) -> None:
 
     node.checks.eventually(
         "the kubelet does not get its resize done, and knows why",
-        lambda: "not resized while the pod runs" in why(),
+        lambda: "CPUs do not change while the pod runs" in why(),
         expected=True,
     )
     node.checks.eventually(
