@@ -6,16 +6,18 @@ host. No name is listed twice, and no namespace or QoS class is in two pools.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from agent.config.keys import Section, item_schema, key, parts, read, written
+from agent.config.keys import Section, item_schema, key, parts, read, switch, written
 from agent.config.kinds import Kind, list_of_names, one_of, some_of, text_kind
 from agent.config.text_kinds import CPU_LIST, NODE_LIST
 from agent.managers.policy import Pool
 from agent.pods.model import QosClass, label_fault
 from agent.values import KeyChoice
 from agent.yaml import Mistake, shown
-from sysfs.mask import EMPTY
+from sysfs.host import CoreKind
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from agent.config.kinds import KeyReader
     from agent.managers.machine import Machine
     from agent.yaml import Field
-    from sysfs.mask import Mask
 
 #: A pod's pool is looked for among all of them.
 _MOST: Final = 64
@@ -62,6 +63,14 @@ class PoolConfig(Section, frozen=True):
     )
     cpus: Mask | None = key(None, CPU_LIST, "Its CPUs.")
     nodes: Mask = key(EMPTY, NODE_LIST, "NUMA nodes whose CPUs it has, too.")
+    core_kinds: frozenset[CoreKind] = key(
+        frozenset(), some_of(CoreKind), "The kinds of cores of a hybrid host that it has, too."
+    )
+    isolated: bool = switch("Whether it has the CPUs of isolcpus, too.")
+    per_node: bool = switch(
+        "Whether each NUMA node with some of these CPUs (without any: of all) has a pool of its "
+        "own, called NAME-0, NAME-1, and so on. Pods choose it by annotation."
+    )
     namespaces: tuple[str, ...] = key(
         (),
         list_of_names("list of namespaces", f"^{_LABEL}$", _namespace_fault),
@@ -87,6 +96,10 @@ def _pools(reader: KeyReader, at: Field, _: tuple[PoolConfig, ...]) -> tuple[Poo
             break
         if pool.name and any(pool.name == each.name for each in pools):
             reader.reject(item, f"pool {shown(pool.name)} is listed twice")
+        if pool.per_node and (pool.namespaces or pool.qos_classes):
+            reader.reject(
+                item, "with perNode it has several pools, which pods choose by annotation"
+            )
         pods = [("namespace", name) for name in pool.namespaces]
         for what in (*pods, *(("QoS class", str(qos)) for qos in sorted(pool.qos_classes))):
             first = owners.setdefault(what, pool.name)
@@ -107,16 +120,27 @@ POOLS: Final[Kind[tuple[PoolConfig, ...]]] = Kind(
 
 def pools_on(pools: tuple[PoolConfig, ...], machine: Machine) -> tuple[Pool, ...]:
     """Return the pools of a host; CPUs that are offline or withheld stay listed."""
-    return tuple(
-        Pool(
-            pool.name,
-            (pool.cpus or EMPTY) | machine.cpus.cpus_in_nodes(pool.nodes),
+    return tuple(made for pool in pools for made in _pools_of(pool, machine))
+
+
+def _pools_of(pool: PoolConfig, machine: Machine) -> Iterator[Pool]:
+    cpus = (pool.cpus or EMPTY) | machine.cpus.cpus_in_nodes(pool.nodes)
+    cpus |= Mask.union(machine.core_kinds.get(kind, EMPTY) for kind in pool.core_kinds)
+    cpus |= machine.isolated if pool.isolated else EMPTY
+    if not pool.per_node:
+        named = {pool.name: cpus}
+    else:
+        some = cpus or machine.cpus.all
+        nodes = {id_: machine.cpus.cpus_in_nodes(Mask.of(id_)) for id_ in machine.node_mask}
+        named = {f"{pool.name}-{id_}": some & mine for id_, mine in nodes.items() if some & mine}
+    for name, part in named.items():
+        yield Pool(
+            name,
+            part,
             pool.namespaces,
             pool.qos_classes,
             bound=pool.memory is PoolMemory.BOUND,
         )
-        for pool in pools
-    )
 
 
 def pool_problems(
@@ -124,13 +148,22 @@ def pool_problems(
 ) -> Iterator[Mistake]:
     """Yield what of pools does not fit a host; `kept` are CPUs that no shared container has."""
     there = machine.cpus.all | offline | machine.withheld_cpus
-    for number, (pool, made) in enumerate(zip(pools, pools_on(pools, machine), strict=True)):
-        at, name = f"agent.pools[{number}]", f"pool {pool.name}"
-        if unknown := made.cpus - there:
-            yield Mistake(at, f"{name}: this host has no CPU {unknown}; its CPUs are {there}")
-        elif unknown := pool.nodes - machine.node_mask:
-            found = f"this host has no NUMA node {unknown}; its nodes are {machine.node_mask}"
-            yield Mistake(at, f"{name}: {found}")
-        elif not made.cpus - kept:
-            why = f"no shared container gets {kept}" if made.cpus else "it lists none"
-            yield Mistake(at, f"{name} has no CPU: {why}; list others")
+    for number, pool in enumerate(pools):
+        at = f"agent.pools[{number}]"
+        if unknown := (pool.cpus or EMPTY) - there:
+            message = f"this host has no CPU {unknown}; its CPUs are {there}"
+            yield Mistake(at, f"pool {pool.name}: {message}")
+            continue
+        if unknown := pool.nodes - machine.node_mask:
+            message = f"this host has no NUMA node {unknown}; its nodes are {machine.node_mask}"
+            yield Mistake(at, f"pool {pool.name}: {message}")
+            continue
+        made = tuple(_pools_of(pool, machine))
+        for name, cpus in [(each.name, each.cpus) for each in made] or [(pool.name, EMPTY)]:
+            if not cpus - kept:
+                why = f"no shared container gets {kept}" if cpus else "this host has none for it"
+                yield Mistake(at, f"pool {name} has no CPU: {why}; list others")
+    names = Counter(pool.name for pool in pools_on(pools, machine))
+    for name, count in names.items():
+        if count > 1:
+            yield Mistake("agent.pools", f"pool {name} is made twice; call one of them otherwise")

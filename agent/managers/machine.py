@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.topology.distances import Closest
 from agent.managers.topology.hint import is_listed
-from sysfs.host import WithheldCpus, union_of
+from sysfs.host import CoreKind, WithheldCpus, union_of
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class Machine(Struct, frozen=True, dict=True):
     withheld: tuple[WithheldCpus, ...] = ()
     #: Those of `isolcpus=`, offline ones included.
     isolated: Mask = EMPTY
+    #: The online CPUs by the kind of their cores.
+    core_kinds: Mapping[CoreKind, Mask] = MappingProxyType({})
 
     @classmethod
     def of(cls, host: Host) -> Self:
@@ -66,7 +68,12 @@ class Machine(Struct, frozen=True, dict=True):
             )
             for node in host.nodes
         )
-        return cls(CpuTopology.from_host(host), tuple(nodes), host.withheld, host.isolated)
+        kinds = {
+            kind: Mask.from_ids(cpu.id for cpu in host.cpus if cpu.online and cpu.kind is kind)
+            for kind in CoreKind
+        }
+        topology = CpuTopology.from_host(host)
+        return cls(topology, tuple(nodes), host.withheld, host.isolated, MappingProxyType(kinds))
 
     @cached_property
     def withheld_cpus(self) -> Mask:

@@ -13,6 +13,7 @@ from agent.config.model import ConfigError
 from agent.config.resolve import resolve
 from agent.managers.policy import Pool
 from agent.pods.model import QosClass
+from sysfs.host import CoreKind
 from sysfs.mask import Mask
 from tests.agent.config.machines import GIB, machine
 
@@ -38,6 +39,27 @@ def test_a_pool_has_its_cpus_and_those_of_its_nodes() -> None:
     assert load_config(config_yaml(config), "x") == config
 
 
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("perNode: true", {"a-0": "0-3", "a-1": "4-7"}),
+        ("perNode: true, cpus: 1-2", {"a-0": "1-2"}),
+        ("perNode: true, cpus: 2-5", {"a-0": "2-3", "a-1": "4-5"}),
+        ("isolated: true", {"a": "2,6"}),
+        ("isolated: true, cpus: 0", {"a": "0,2,6"}),
+        ("perNode: true, isolated: true", {"a-0": "2", "a-1": "6"}),
+        ("coreKinds: [efficiency]", {"a": "4-7"}),
+        ("coreKinds: [efficiency, performance]", {"a": "0-7"}),
+    ],
+)
+def test_a_pool_has_the_cpus_of_its_kinds(entry: str, expected: dict[str, str]) -> None:
+    kinds = {CoreKind.PERFORMANCE: Mask.parse("0-3"), CoreKind.EFFICIENCY: Mask.parse("4-7")}
+    host = replace(HOST, isolated=Mask.parse("2,6"), core_kinds=kinds)
+    config = load_config(f"agent: {{pools: [{{name: a, {entry}}}]}}", "x")
+    assert {pool.name: str(pool.cpus) for pool in resolve(config, host).pools} == expected
+    assert load_config(config_yaml(config), "x") == config
+
+
 TAKEN: Final = "cpus: 1, namespaces: [n], qosClasses: [Burstable]"
 #: The file, and of each mistake a part.
 MISTAKES: Final[dict[str, tuple[str, list[str]]]] = {
@@ -51,7 +73,19 @@ MISTAKES: Final[dict[str, tuple[str, list[str]]]] = {
         f"agent: {{pools: [{{name: a, {TAKEN}}}, {{name: b, {TAKEN}}}]}}",
         ["namespace n is in the pool a, too", "QoS class Burstable is in the pool a, too"],
     ),
-    "no CPUs": ("agent: {pools: [{name: a}]}", ["pool a has no CPU: it lists none"]),
+    "no CPUs": ("agent: {pools: [{name: a}]}", ["pool a has no CPU: this host has none for it"]),
+    "no such cores": (
+        "agent: {pools: [{name: a, coreKinds: [efficiency]}]}",
+        ["pool a has no CPU: this host has none for it; list others"],
+    ),
+    "per node for namespaces": (
+        "agent: {pools: [{name: a, perNode: true, namespaces: [n]}]}",
+        ["with perNode it has several pools, which pods choose by annotation"],
+    ),
+    "made twice": (
+        "agent: {pools: [{name: a, perNode: true}, {name: a-1, cpus: 2}]}",
+        ["pool a-1 is made twice; call one of them otherwise"],
+    ),
     "no such CPU": (
         "agent: {pools: [{name: a, cpus: 3-8}]}",
         ["agent.pools[0]: pool a: this host has no CPU 8; its CPUs are 0-7"],
