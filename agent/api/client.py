@@ -28,7 +28,7 @@ from agent.api.documents.errors import ErrorBody, ErrorDocument
 from agent.api.documents.history import EventDocument, HistoryDocument
 from agent.api.documents.maintenance import CordonRequest, CordonsDocument, DrainDocument
 from agent.api.documents.map import MapDocument
-from agent.api.documents.moves import MovesDocument
+from agent.api.documents.moves import DefragmentDocument, MovesDocument
 from agent.api.documents.pods import PodDocument, PodListDocument
 from agent.api.documents.rejections import FailedPodDocument
 from agent.api.documents.status import StatusDocument
@@ -186,6 +186,10 @@ class AgentClient:
     def plan(self, manifest: bytes) -> MovesDocument:
         """Return which moves would make room for the pod of a manifest."""
         return self._call("POST", "/v1/plan", MovesDocument, manifest)
+
+    def defragment(self) -> DefragmentDocument:
+        """Return which moves would give one NUMA node more free CPUs."""
+        return self._call("GET", "/v1/defragment", DefragmentDocument)
 
     def bind(self, uid: str, container: str, request: BindRequest) -> BindDocument:
         """Bind a container to a cgroup."""

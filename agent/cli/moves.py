@@ -12,8 +12,8 @@ import click
 import msgspec
 
 from agent.api.client import AgentError, Unreachable
-from agent.api.documents.document import decode
-from agent.api.documents.moves import MoveRequest, MovesDocument
+from agent.api.documents.document import Document, decode
+from agent.api.documents.moves import DefragmentDocument, MoveRequest, MovesDocument
 from agent.cli.common import agent_at
 from agent.cli.errors import CommandError, ExitCode
 from agent.cli.manifests import ManifestText, for_each_manifest
@@ -45,19 +45,29 @@ _PRESSURE: Final = MoveRequest(cpus="", new_cpus="").pressure
 
 @click.command()
 @click.option(
-    "--for", "file", metavar="FILE|-", required=True, type=click.Path(path_type=Path),
+    "--for", "file", metavar="FILE|-", type=click.Path(path_type=Path),
     help="The manifest of the pod to make room for.",
 )  # fmt: skip
+@click.option(
+    "--defragment", is_flag=True, help="Plan moves that give one NUMA node more free CPUs."
+)
 @output_option
 @socket_option
-def plan(file: Path, output: Output, socket_path: str) -> int:
+def plan(file: Path | None, output: Output, socket_path: str, *, defragment: bool) -> int:
     """Say whether a pod fits now, else which running pods would have to move.
 
     Pods without the annotation move.numawarden.dev/allow stay. Nothing is changed. `-o json` writes
     what `numawarden apply` reads.
 
-    Exits with 0 if the pod fits, now or after the moves, else with 1.
+    Exits with 0 if the pod fits, now or after the moves, or moves defragment the host, else with 1.
     """
+    if defragment == (file is not None):
+        raise click.UsageError("give either --for FILE or --defragment")
+    if file is None:
+        with agent_at(socket_path) as agent:
+            answer = agent.defragment()
+        print_answer(answer, output, defragment_lines)
+        return ExitCode.OK if answer.moves else ExitCode.REJECTED
 
     def asked(manifest: ManifestText) -> ExitCode:
         with agent_at(socket_path, manifest.name) as agent:
@@ -88,6 +98,18 @@ def plan_lines(found: MovesDocument) -> Iterator[str]:
     for pod in found.would_help:
         annotation = f"{pod.annotation}: {pod.value}"
         yield f"{name_and_uid(pod)} would make room with the annotation {annotation}"
+
+
+def defragment_lines(found: DefragmentDocument) -> Iterator[str]:
+    """Yield how many CPUs are free on one NUMA node, and which moves make them more."""
+    free = found.free
+    yield f"{free.free} CPUs are free, at most {free.on_one_node} on one NUMA node"
+    for move in found.moves:
+        yield f"move {_change(move)}; {_cost(move)}"
+    if found.moves:
+        yield f"then {found.then.on_one_node} are free on one NUMA node"
+    else:
+        yield "no move of pods that allow it gives one NUMA node more"
 
 
 def _place(cpus: str, nodes: str) -> str:
@@ -150,7 +172,8 @@ def apply(file: Path, pressure: float, socket_path: str) -> int:
         if not answer.pod.enforcement.enforced:
             code = ExitCode.NOT_ENFORCED
     if found.moves:
-        say(f"all moves are made: admit {full_name(found)}")
+        pod = f": admit {full_name(found)}" if isinstance(found, MovesDocument) else ""
+        say(f"all moves are made{pod}")
     return code
 
 
@@ -210,18 +233,25 @@ def _moved_lines(move: MoveDocument, answer: AdmissionDocument) -> Iterator[str]
     yield from state_lines(answer.pod)
 
 
-def _say_left(found: MovesDocument, number: int) -> None:
+def _say_left(found: MovesDocument | DefragmentDocument, number: int) -> None:
     """Say which moves were not made, from a number on."""
     for move in found.moves[number:]:
         say(f"not made: {_change(move)}")
 
 
-def _read(file: Path) -> MovesDocument:
+class _Named(Document, frozen=True):
+    name: str | None = None
+
+
+def _read(file: Path) -> MovesDocument | DefragmentDocument:
     """Return the plan of a file, `-` of standard input; raises `CommandError`."""
     is_input = str(file) == "-"
     name = "standard input" if is_input else str(file)
     text = take(sys.stdin.buffer, _LONGEST, "-") if is_input else read_bounded(file, _LONGEST)
     try:
+        # Which of both it is can be seen by the name of the pod.
+        if decode(text, _Named).name is None:
+            return decode(text, DefragmentDocument)
         return decode(text, MovesDocument)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         message = f"{name} is no plan: {error}; write one: numawarden plan --for FILE -o json"

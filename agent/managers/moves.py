@@ -2,7 +2,8 @@
 
 In go the ledger and a `Move`, out comes a decision (`moved`): the pod is decided again with only
 its new place free. In goes a pod that does not fit, out comes the best `MovePlan` that was tried,
-of at most two moves (`plan`). Always true:
+of at most two moves (`plan`); without such a pod, moves that give one NUMA node more free CPUs
+(`defragment`). Always true:
 
 1. A pod moves only if its annotation allows that, and only to what is free at that time. It keeps
    its amounts and every quality that it has (`agent.managers.quality`); a pod with devices does not
@@ -24,6 +25,7 @@ from msgspec.structs import replace
 from agent.managers.admission import allocated, remove
 from agent.managers.allocation import KUBELET, PodSets
 from agent.managers.amounts import nodes_text
+from agent.managers.capacity import free_cpus
 from agent.managers.decision import Decision, Reason, Rejection
 from agent.managers.quality import verdict
 from agent.managers.resize import carried
@@ -45,8 +47,9 @@ if TYPE_CHECKING:
 #: pods that are tried in addition although they do not allow it.
 MOST_COMBINATIONS: Final = 2000
 MOST_OTHERS: Final = 50
-#: The most pods that a plan moves.
+#: The most pods that a plan moves, for a pod and to defragment.
 MOST_MOVES: Final = 2
+MOST_DEFRAGMENTING: Final = 8
 
 
 class Move(Struct, frozen=True):
@@ -299,3 +302,62 @@ def _made(
         ledger = decision.ledger
     allocation = decided(rules, ledger, pod).allocation
     return None if allocation is None else MovePlan(moves, allocation, memory=memory)
+
+
+def defragment(rules: EffectivePolicy, ledger: Ledger) -> Iterator[tuple[Move, ...] | None]:
+    """Yield None after each trial, then moves after which one NUMA node has more free CPUs.
+
+    Each is the best of all moves of one pod to one node: the one after which a node has the most
+    free CPUs, then the most are in whole cores, then with the fewest that move. A pod moves once.
+    The moves end where none helps. Pure; device plugins are not asked.
+    """
+    moves: list[Move] = []
+    tried = 0
+    while len(moves) < MOST_DEFRAGMENTING:
+        now, best = _free(rules, ledger), None
+        gone = {move.uid for move in moves}
+        for existing in ledger.allocations.values():
+            idle = not existing.exclusive_cpus or existing.uid in gone
+            if idle or _obstacle(existing, allowed(existing)) is not None:
+                continue
+            for node in rules.machine.node_mask:
+                tried += 1
+                if tried > MOST_COMBINATIONS:
+                    break
+                found = _on_node(rules, ledger, existing, node)
+                yield None
+                if found is None:
+                    continue
+                move, after = found
+                free = _free(rules, after)
+                rank = (*free, -len(move.after.cpus))
+                if free > now and (best is None or rank > best[0]):
+                    best = rank, move, after
+        if best is None:
+            break
+        _, move, ledger = best
+        moves.append(move)
+    yield tuple(moves)
+
+
+def _free(rules: EffectivePolicy, ledger: Ledger) -> tuple[int, int]:
+    """Return the most free CPUs of one NUMA node, and how many are in whole cores."""
+    free = free_cpus(rules, ledger)
+    return free.on_one_node, free.whole_cores
+
+
+def _on_node(
+    rules: EffectivePolicy, ledger: Ledger, existing: PodAllocation, node: int
+) -> tuple[Move, Ledger] | None:
+    """Return the move of a pod to one NUMA node and the ledger after it, None if it is rejected."""
+    pod = specification_of(existing)
+    if pod is None:
+        return None
+    draft = rules.draft(released(rules, ledger, existing.uid), rules.demand(pod))
+    draft.only = PodSets(rules.machine.cpus.cpus_in_nodes(Mask.of(node)), Mask.of(node))
+    place = allocated(rules, draft, ledger).allocation
+    if place is None:
+        return None
+    move = Move(existing.uid, sets_of(existing), sets_of(place))
+    decision = moved(rules, ledger, move)
+    return (move, decision.ledger) if decision.resized else None

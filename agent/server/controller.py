@@ -37,7 +37,7 @@ from agent.server.errors import (
     BindingNotFoundError,
     SourcePodError,
 )
-from agent.server.moves import moves_document, moving_pod
+from agent.server.moves import defragment_document, moves_document, moving_pod
 from agent.server.observations import COMPARISON
 from agent.server.operations import operation
 from agent.server.pod_records import PodRecord, details
@@ -52,18 +52,20 @@ from agent.server.state_documents import (
 from agent.state.checkpoint import host_changes, host_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from agent.api.documents.maintenance import CordonRequest, CordonsDocument
-    from agent.api.documents.moves import MovesDocument
+    from agent.api.documents.moves import DefragmentDocument, MovesDocument
     from agent.api.documents.pods import PodDocument
     from agent.api.documents.rejections import FailedPodDocument
     from agent.api.documents.verification import ReconcileDocument, VerificationDocument
     from agent.managers.bindings import Binding, Bindings
     from agent.managers.decision import Decision
+    from agent.managers.moves import Move
     from agent.managers.violations import Violation
     from agent.pods.model import Pod
     from agent.reconcile.report import EnforcementReport, PlannedChange
+    from agent.reconcile.target import Desired
     from agent.server.configured import ConfiguredHost
     from agent.server.moves import AskedMove
     from agent.server.resizes import Resize
@@ -154,12 +156,25 @@ class Controller:
         pods, target = self.state.ledger.allocations, self.state.target()
         decision = self.decider.preview(pod, API)
         plan = await self.advice.plan(pod, decision)
-        moving: dict[str, int | None] = {}
-        for move in plan.moves:
-            left = move.before.nodes - move.after.nodes
-            read = partial(self.steps.kernel.memory_on, target, left, pods[move.uid])
-            moving[move.uid] = await self.steps.observe(read) if left else 0
+        moving = await self._moving(plan.moves, target)
         return moves_document(decision, pod, plan, pods, moving)
+
+    async def defragment(self) -> DefragmentDocument:
+        """Return which moves give one NUMA node more free CPUs; changes nothing, as `plan`."""
+        rules, ledger, target = self.state.configured.rules, self.state.ledger, self.state.target()
+        moves = await self.advice.defragment()
+        moving = await self._moving(moves, target)
+        return defragment_document(rules, ledger, moves, moving)
+
+    async def _moving(self, moves: Iterable[Move], target: Desired) -> dict[str, int | None]:
+        """Return the bytes that pods have on nodes that they leave, by uid; None: not known."""
+        moving: dict[str, int | None] = {}
+        for move in moves:
+            left = move.before.nodes - move.after.nodes
+            allocation = target.ledger.allocations[move.uid]
+            read = partial(self.steps.kernel.memory_on, target, left, allocation)
+            moving[move.uid] = await self.steps.observe(read) if left else 0
+        return moving
 
     async def move(self, asked: AskedMove, *, dry_run: bool = False) -> AdmissionDocument:
         """Give a running pod other CPUs and memory nodes; a rejected move changes nothing.

@@ -113,6 +113,7 @@ class Api:
                 ("GET", "/v1/pods", self._list),
                 ("POST", "/v1/fit", self._fit),
                 ("POST", "/v1/plan", self._plan),
+                ("GET", "/v1/defragment", self._defragment),
                 ("GET", "/v1/pods/{uid}", self._get),
                 ("DELETE", "/v1/pods/{uid}", self._remove),
                 ("POST", "/v1/pods/{uid}/resize", self._resize),
@@ -204,6 +205,9 @@ class Api:
     async def _plan(self, request: Request) -> Response:
         pod = (await self._manifest_of(await _body(request))).pod
         return json_answer(await self._controller.plan(pod))
+
+    async def _defragment(self, _request: Request) -> Response:
+        return json_answer(await self._controller.defragment())
 
     async def _list(self, _request: Request) -> Response:
         state = self._controller.state

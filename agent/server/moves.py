@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from agent.api.documents.moves import HelpfulPodDocument, MoveDocument, MovesDocument
+from agent.api.documents.moves import (
+    DefragmentDocument,
+    HelpfulPodDocument,
+    MoveDocument,
+    MovesDocument,
+)
 from agent.api.views import rejection_document
 from agent.managers.allocation import PodSets
-from agent.managers.moves import Move, sets_of
+from agent.managers.capacity import free_cpus
+from agent.managers.moves import Move, moved, sets_of
 from agent.managers.specification import specification_of
 from agent.pods.model import MOVE, full_name
 from agent.server.errors import MoveError, PressureError
@@ -22,12 +28,14 @@ from cgroupfs.load import CPU_PRESSURE, MEMORY_PRESSURE
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from agent.api.documents.moves import MoveRequest
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision
+    from agent.managers.ledger import Ledger
     from agent.managers.moves import MovePlan
+    from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
     from cgroupfs.load import CgroupLoad
 
@@ -99,19 +107,7 @@ def moves_document(
         fits=decision.admitted,
         cpus=None if sets is None else str(sets.cpus),
         nodes=None if sets is None else str(sets.nodes),
-        moves=tuple(
-            MoveDocument(
-                uid=each.uid,
-                name=pods[each.uid].name,
-                namespace=pods[each.uid].namespace,
-                cpus=str(each.before.cpus),
-                new_cpus=str(each.after.cpus),
-                nodes=str(each.before.nodes),
-                new_nodes=str(each.after.nodes),
-                bytes=moving[each.uid],
-            )
-            for each in plan.moves
-        ),
+        moves=tuple(_move_documents(plan.moves, pods, moving)),
         rejection=None if decision.rejection is None else rejection_document(decision.rejection),
         would_help=tuple(
             HelpfulPodDocument(
@@ -125,3 +121,36 @@ def moves_document(
         ),
         limited=plan.limited,
     )
+
+
+def defragment_document(
+    rules: EffectivePolicy,
+    ledger: Ledger,
+    moves: Iterable[Move],
+    moving: Mapping[str, int | None],
+) -> DefragmentDocument:
+    """Return the answer to a request to defragment; `moving` as in `moves_document`."""
+    after = ledger
+    for move in moves:
+        after = moved(rules, after, move).ledger
+    return DefragmentDocument(
+        moves=tuple(_move_documents(moves, ledger.allocations, moving)),
+        free=free_cpus(rules, ledger),
+        then=free_cpus(rules, after),
+    )
+
+
+def _move_documents(
+    moves: Iterable[Move], pods: Mapping[str, PodAllocation], moving: Mapping[str, int | None]
+) -> Iterator[MoveDocument]:
+    for each in moves:
+        yield MoveDocument(
+            uid=each.uid,
+            name=pods[each.uid].name,
+            namespace=pods[each.uid].namespace,
+            cpus=str(each.before.cpus),
+            new_cpus=str(each.after.cpus),
+            nodes=str(each.before.nodes),
+            new_nodes=str(each.after.nodes),
+            bytes=moving[each.uid],
+        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from agent.api.documents.document import Document
 from agent.api.documents.rejections import RejectionDocument  # noqa: TC001  # msgspec reads it
+from agent.managers.amounts import FreeCpus  # noqa: TC001  # msgspec reads it
 
 
 class MoveRequest(Document, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +42,16 @@ class MovesDocument(Document, frozen=True):
     would_help: tuple[HelpfulPodDocument, ...] = ()
     #: Not all combinations of pods were tried.
     limited: bool = False
+
+
+class DefragmentDocument(Document, frozen=True):
+    """The moves after which one NUMA node has more free CPUs; nothing is changed."""
+
+    #: In the order in which they have to be made; empty where none helps.
+    moves: tuple[MoveDocument, ...]
+    #: The CPUs that may still be allocated exclusively, now and after the moves.
+    free: FreeCpus
+    then: FreeCpus
 
 
 class MoveDocument(Document, frozen=True):

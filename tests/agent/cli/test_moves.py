@@ -152,3 +152,25 @@ def test_without_the_permission_the_agent_moves_the_pages(
     code, out, err = shell.run("apply", plan)
     assert (code, out.splitlines()[0]) == (ExitCode.OK, f"moved shop/web: {MOVED}")
     assert "the agent moves the memory of shop/web itself: " in err
+
+
+def test_moves_give_one_node_more_free_cpus(shell: Shell) -> None:
+    code, out, _ = shell.run("plan", "--defragment")
+    assert (code, out.splitlines()) == (
+        ExitCode.OK,
+        [
+            "5 CPUs are free, at most 3 on one NUMA node",
+            "move shop/web: CPUs 1,9 to 7,15; no memory moves",
+            "then 5 are free on one NUMA node",
+        ],
+    )
+    file = shell.file(shell.run("plan", "--defragment", "-o", "json")[1].encode())
+    code, out, _ = shell.run("apply", file)
+    assert code == ExitCode.OK
+    assert out == "moved shop/web: CPUs 1,9 to 7,15\nall moves are made\n"
+    code, out, _ = shell.run("plan", "--defragment")
+    assert code == ExitCode.REJECTED
+    assert out.endswith("no move of pods that allow it gives one NUMA node more\n")
+    code, out, err = shell.run("plan")
+    assert code == ExitCode.USAGE
+    assert "give either --for FILE or --defragment" in err

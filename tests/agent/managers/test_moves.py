@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from agent.managers import moves
 from agent.managers.admission import remove
 from agent.managers.allocation import KUBELET, PodSets, Source
+from agent.managers.capacity import free_cpus
 from agent.managers.cpu.manager import exclusive_cpus
-from agent.managers.moves import Move, MovePlan, moved, plan, sets_of
+from agent.managers.moves import Move, MovePlan, defragment, moved, plan, sets_of
 from agent.managers.policy import (
     Cordon,
     CpuManagerPolicy,
@@ -341,3 +342,39 @@ def test_a_plan_admits_its_pod_and_takes_nothing_from_anybody(
         ledger = remove(rules, ledger, uid)
     assert exclusive_cpus(ledger) == EMPTY
     assert ledger.requests == {}
+
+
+def defragmented(rules: EffectivePolicy, ledger: Ledger) -> tuple[Move, ...]:
+    *_, found = defragment(rules, ledger)
+    assert found is not None
+    return found
+
+
+# Shows in differences.md: move
+def test_moves_give_one_node_more_free_cpus() -> None:
+    rules = make_rules(topology=SINGLE)
+    # Two of seven CPUs are free on node 0, two of eight on node 1.
+    ledger = fragmented(rules)
+    [move] = defragmented(rules, ledger)
+    assert (move.uid, str(move.before.cpus), str(move.after.cpus)) == ("u-1", "1-2", "14-15")
+    after = moved(rules, ledger, move).ledger
+    assert [free_cpus(rules, each).on_one_node for each in (ledger, after)] == [2, 4]
+    assert defragmented(rules, after) == ()
+    assert defragmented(rules, fragmented(rules, allow="")) == ()
+
+
+@settings(deadline=None)
+@given(drawn=hosts())
+def test_defragmenting_never_leaves_a_node_less(
+    drawn: tuple[EffectivePolicy, Ledger, Pod],
+) -> None:
+    rules, ledger, _ = drawn
+    found = defragmented(rules, ledger)
+    assert len({move.uid for move in found}) == len(found)
+    for move in found:
+        before = free_cpus(rules, ledger)
+        decision = moved(rules, ledger, move)
+        assert decision.resized
+        ledger = decision.ledger
+        after = free_cpus(rules, ledger)
+        assert (after.on_one_node, after.whole_cores) > (before.on_one_node, before.whole_cores)
