@@ -23,7 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.api.documents.admissions import AdmissionDocument, BindRequest, ResizeRequest
-from agent.api.documents.document import decode, encode
+from agent.api.documents.document import Document, decode, encode
 from agent.api.documents.maintenance import CordonRequest
 from agent.api.documents.moves import MoveRequest
 from agent.api.documents.pods import PodListDocument
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
+_Body = TypeVar("_Body", bound=Document)
 
 #: The longest body of a request if the configuration does not say otherwise, in bytes.
 MAX_BODY_BYTES: Final = 4 << 20
@@ -334,12 +335,19 @@ async def _body(request: Request) -> bytes:
         raise errors.TooSlowError(BODY_SECONDS) from None
 
 
-def _bind_request(body: bytes) -> BindRequest:
+def _decoded(
+    body: bytes, kind: type[_Body], example: str, wrong: type[errors.RequestError]
+) -> _Body:
+    """Return the document of a body; raises `wrong`, which shows an example."""
     try:
-        desired = decode(body, BindRequest)
+        return decode(body, kind)
     except msgspec.DecodeError as error:
-        expected = 'expected {"cgroup": "/path"} or {"pid": 123}'
-        raise errors.BindError(f"{error}; {expected}") from error
+        raise wrong(f"{error}; expected {example}") from error
+
+
+def _bind_request(body: bytes) -> BindRequest:
+    example = '{"cgroup": "/path"} or {"pid": 123}'
+    desired = _decoded(body, BindRequest, example, errors.BindError)
     if (desired.cgroup is None) == (desired.pid is None):
         raise errors.BindError(
             "name the container's cgroup or one of its pids: one of them, and not both"
@@ -348,27 +356,18 @@ def _bind_request(body: bytes) -> BindRequest:
 
 
 def _resize_request(body: bytes) -> ResizeRequest:
-    try:
-        return decode(body, ResizeRequest)
-    except msgspec.DecodeError as error:
-        expected = 'expected {"container": "main", "cpus": "6", "memory": "12Gi", "keep": "2-3"}'
-        raise errors.ResizeError(f"{error}; {expected}") from error
+    example = '{"container": "main", "cpus": "6", "memory": "12Gi", "keep": "2-3"}'
+    return _decoded(body, ResizeRequest, example, errors.ResizeError)
 
 
 def _move_request(body: bytes) -> MoveRequest:
-    try:
-        return decode(body, MoveRequest)
-    except msgspec.DecodeError as error:
-        expected = 'expected {"cpus": "2-3", "newCpus": "8-9", "nodes": "0", "newNodes": "1"}'
-        raise errors.MoveError(f"{error}; {expected}") from error
+    example = '{"cpus": "2-3", "newCpus": "8-9", "nodes": "0", "newNodes": "1"}'
+    return _decoded(body, MoveRequest, example, errors.MoveError)
 
 
 def _cordon_request(body: bytes) -> CordonRequest:
-    try:
-        cordon = decode(body, CordonRequest)
-    except msgspec.DecodeError as error:
-        expected = 'expected {"target": "4-7", "reason": "..."}'
-        raise errors.RequestError(f"{error}; {expected}") from error
+    example = '{"target": "4-7", "reason": "..."}'
+    cordon = _decoded(body, CordonRequest, example, errors.RequestError)
     # The reason is kept in the checkpoint and shown in terminals.
     if len(cordon.reason) > LONGEST_REASON:
         why = f"reason has {len(cordon.reason)} characters, at most {LONGEST_REASON} are kept"
