@@ -75,7 +75,7 @@ class Part:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Owe progress in the block, of which each `moved` in its context is a sign; then rest."""
+        """Owe progress in the block; `progressed` in its context is a sign of it. Then rest."""
         self.begin()
         token = _working.set((*_working.get(), (self, self._turn)))
         try:
@@ -103,7 +103,7 @@ _lock: Final = Lock()
 _working: ContextVar[tuple[tuple[Part, int], ...]] = ContextVar("working", default=())
 
 
-def moved() -> None:
+def progressed() -> None:
     """Give a sign of progress of all parts that the present context works for."""
     for part, turn in _working.get():
         part.note(turn)

@@ -137,7 +137,7 @@ def _obstacle(existing: PodAllocation, allows: Movable | None) -> Rejection | No
         return _infeasible(f"the specification of pod {name} is not known", remedy)
     if existing.source is not None and existing.source.name == KUBELET:
         return _infeasible(f"pod {name} belongs to a kubelet, which keeps its sets")
-    # A running container does not notice devices that are delivered anew.
+    # A running container does not get devices that are delivered again.
     others = any(each.devices or each.others for each in existing.containers)
     if existing.others or others:
         return _infeasible(f"pod {name} has devices, which do not move")

@@ -201,7 +201,7 @@ def _infeasible(message: str, remedy: str = "", container: str | None = None) ->
 
 
 def carried(existing: PodAllocation, decided: PodAllocation) -> PodAllocation:
-    """Return a new allocation of a running pod with what is not decided anew, as the pod has it."""
+    """Return a new allocation of a running pod with what no decision makes, as it was before."""
     containers = (
         replace(
             after, delivery=before.delivery, device_nodes=before.device_nodes, others=before.others

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from agent.progress import EndedError, cancelled_here, moved, uncancelled
+from agent.progress import EndedError, cancelled_here, progressed, uncancelled
 from agent.rpc.calls import LIMITS, CallError, serialized
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Client:
         except (EndedError, aio.UsageError) as error:  # during the call, before it
             raise _closed() from error
         finally:
-            moved()
+            progressed()
         return _decoded(response, raw)
 
     async def stream(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.managers.allocation import API
 from agent.pods.model import full_name
-from agent.progress import EndedError, moved
+from agent.progress import EndedError, progressed
 from agent.server.decider import Admission
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Admissions:
             group.append(proposal)
             if proposal.allocation is not None:
                 ledger = proposal.decision.ledger
-            moved()
+            progressed()
 
     def _is_alone(self, request: Admission, group: Sequence[Proposal]) -> bool:
         """Return whether a decision on a pod depends on more than the ledger before it.

@@ -39,7 +39,7 @@ from agent.managers.decision import Decision, Question, Reason, Rejection
 from agent.managers.moves import Move, moved
 from agent.managers.resize import is_resize, resize
 from agent.pods.model import PLACEMENT, Placement, extended_resource_fault
-from agent.progress import moved as progressed
+from agent.progress import progressed
 from agent.server.preparations import ASKED
 from agent.server.queue import Job, outcome_of
 from agent.sources.source import assigned, belongs_elsewhere, lasting, name_taken

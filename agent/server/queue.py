@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 import structlog
 from msgspec import Struct, field
 
-from agent.progress import EndedError, moved, pause, uncancelled
+from agent.progress import EndedError, pause, progressed, uncancelled
 from agent.server.errors import BusyError
 from agent.server.limits import Caller
 
@@ -100,7 +100,7 @@ class Worker:
                 try:
                     return call(*args, **kwargs)
                 finally:
-                    moved()
+                    progressed()
 
         begun = pause()
         try:

@@ -24,7 +24,7 @@ from agent.isolation.host import HostIsolation
 from agent.isolation.originals import Originals, running_boot
 from agent.isolation.places import HostPlaces
 from agent.managers.policy import NO_CORDON
-from agent.progress import Progress, moved
+from agent.progress import Progress, progressed
 from agent.reconcile.assigned import AssignedFiles
 from agent.reconcile.binding import cgroup_of_pid
 from agent.reconcile.desired import no_host_settings
@@ -374,7 +374,7 @@ class Wiring:
             return self._fakes.systemd
         from systemd.bus import SystemBus  # noqa: PLC0415  # the cgroupfs driver saves its memory
 
-        bus = SystemBus(answered=moved)
+        bus = SystemBus(answered=progressed)
         opened.callback(bus.close)
         return bus
 

@@ -47,7 +47,7 @@ def migrate(pid: int, old: Mask, new: Mask) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     size = 8 * (max(old.bits, new.bits).bit_length() // 64 + 1)
     masks = [mask.bits.to_bytes(size, "little") for mask in (old, new)]
-    # The kernel reads one bit less than it is told.
+    # The kernel reads maxnode - 1 bits (get_nodes in mm/mempolicy.c).
     numbers = (ctypes.c_long(each) for each in (number, pid, 8 * size + 1))
     if _syscall(*numbers, *masks) < 0 and (code := ctypes.get_errno()) != errno.ESRCH:
         raise OSError(code, os.strerror(code))

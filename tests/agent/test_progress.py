@@ -13,8 +13,8 @@ from agent.progress import (
     EndedError,
     Progress,
     cancelled_here,
-    moved,
     pause,
+    progressed,
     uncancelled,
 )
 from agent.server.limits import Caller
@@ -82,7 +82,7 @@ def test_each_step_of_long_work_is_progress_of_all_that_wait_for_it() -> None:
         for _ in range(9):
             clock.advance(STALL_SECONDS)
             assert progress.failure() is None
-            moved()
+            progressed()
         clock.advance(STALL_SECONDS + 1)
         assert progress.failures().keys() == {"sync", "queue"}
     assert progress.failure() is None
@@ -96,7 +96,7 @@ def test_what_was_begun_before_gives_no_signs_for_what_runs_now() -> None:
     with part.working():
         part.begin()
         clock.advance(STALL_SECONDS + 1)
-        moved()
+        progressed()
         assert progress.failure() is not None
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
 
 from msgspec import Struct
 
-from agent.progress import moved
+from agent.progress import progressed
 from tests.agent.server.support import FakeClock
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class _NoFiles(selectors.BaseSelector):
     """A selector that waits for no file: where the loop would wait, it stops."""
 
     def __init__(self) -> None:
-        self.stop: Callable[[], None] = moved
+        self.stop: Callable[[], None] = progressed
         #: For how many seconds the loop would have waited for a timer, None without one.
         self.until_timer: float | None = None
 
