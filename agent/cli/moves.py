@@ -90,14 +90,15 @@ def plan_lines(found: MovesDocument) -> Iterator[str]:
         yield from rejection_lines(found.rejection)
     for move in found.moves:
         yield f"move {_change(move)}; {_cost(move)}"
-    if found.cpus is not None:
+    if found.cpus is None:
+        yield "no move of pods that allow it makes room"
+    else:
         yield f"then {name} fits: {has}"
-        return
-    tried = " tried" if found.limited else ""
-    yield f"no move{tried} of pods that allow it makes room"
     for pod in found.would_help:
         annotation = f"{pod.annotation}: {pod.value}"
         yield f"{name_and_uid(pod)} would make room with the annotation {annotation}"
+    if found.limited:
+        yield _LIMITED
 
 
 def defragment_lines(found: DefragmentDocument) -> Iterator[str]:
@@ -110,6 +111,12 @@ def defragment_lines(found: DefragmentDocument) -> Iterator[str]:
         yield f"then {found.then.on_one_node} are free on one NUMA node"
     else:
         yield "no move of pods that allow it gives one NUMA node more"
+    if found.limited:
+        yield _LIMITED
+
+
+#: What takes back what is said of all moves.
+_LIMITED: Final = "not all moves were tried, there are too many"
 
 
 def _place(cpus: str, nodes: str) -> str:

@@ -22,7 +22,7 @@ from agent.managers.advice import AdviceKind
 from agent.managers.available import blocks_of, lack_warning, lacks, near_nodes
 from agent.managers.capacity import copy_of, fill, free_cpus, nodes_of
 from agent.managers.decision import Reason
-from agent.managers.moves import Move, MovePlan, defragment, plan
+from agent.managers.move_plans import MovePlan, defragment, plan
 from agent.managers.resize import advise as advise_resize
 from agent.managers.trials import advise, decided
 from agent.server.errors import BusyError
@@ -172,10 +172,10 @@ class Advisor:
                 await asyncio.sleep(0)
         return found
 
-    async def defragment(self) -> tuple[Move, ...]:
+    async def defragment(self) -> MovePlan:
         """Return moves that give one NUMA node more free CPUs; raises `BusyError` as `fit`."""
         configured, ledger = self._state.configured, self._state.ledger
-        found: tuple[Move, ...] = ()
+        found = MovePlan()
         if configured.frozen:
             return found
         async with self._answering:

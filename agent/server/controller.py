@@ -162,9 +162,9 @@ class Controller:
     async def defragment(self) -> DefragmentDocument:
         """Return which moves give one NUMA node more free CPUs; changes nothing, as `plan`."""
         rules, ledger, target = self.state.configured.rules, self.state.ledger, self.state.target()
-        moves = await self.advice.defragment()
-        moving = await self._moving(moves, target)
-        return defragment_document(rules, ledger, moves, moving)
+        plan = await self.advice.defragment()
+        moving = await self._moving(plan.moves, target)
+        return defragment_document(rules, ledger, plan, moving)
 
     async def _moving(self, moves: Iterable[Move], target: Desired) -> dict[str, int | None]:
         """Return the bytes that pods have on nodes that they leave, by uid; None: not known."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agent.managers.allocation import PodAllocation
     from agent.managers.decision import Decision
     from agent.managers.ledger import Ledger
-    from agent.managers.moves import MovePlan
+    from agent.managers.move_plans import MovePlan
     from agent.managers.rules import EffectivePolicy
     from agent.pods.model import Pod
     from cgroupfs.load import CgroupLoad
@@ -126,17 +126,18 @@ def moves_document(
 def defragment_document(
     rules: EffectivePolicy,
     ledger: Ledger,
-    moves: Iterable[Move],
+    plan: MovePlan,
     moving: Mapping[str, int | None],
 ) -> DefragmentDocument:
     """Return the answer to a request to defragment; `moving` as in `moves_document`."""
     after = ledger
-    for move in moves:
+    for move in plan.moves:
         after = moved(rules, after, move).ledger
     return DefragmentDocument(
-        moves=tuple(_move_documents(moves, ledger.allocations, moving)),
+        moves=tuple(_move_documents(plan.moves, ledger.allocations, moving)),
         free=free_cpus(rules, ledger),
         then=free_cpus(rules, after),
+        limited=plan.limited,
     )
 
 

@@ -40,7 +40,7 @@ class MovesDocument(Document, frozen=True):
     rejection: RejectionDocument | None = None
     #: Where no moves make room: pods each of which alone would, with another annotation.
     would_help: tuple[HelpfulPodDocument, ...] = ()
-    #: Not all combinations of pods were tried.
+    #: There are more combinations of pods than were tried; one may make room, or be better.
     limited: bool = False
 
 
@@ -52,6 +52,8 @@ class DefragmentDocument(Document, frozen=True):
     #: The CPUs that may still be allocated exclusively, now and after the moves.
     free: FreeCpus
     then: FreeCpus
+    #: There are more moves than were tried; others may be better.
+    limited: bool = False
 
 
 class MoveDocument(Document, frozen=True):

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from agent.cli import moves
 from agent.cli.errors import ExitCode
+from agent.managers import move_plans
 from agent.managers.policy import MemoryManagerPolicy, TopologyManagerPolicy
 from agent.pods.model import MOVE
 from tests.agent.server.support import OTHER_UID, UID, manifest
@@ -86,6 +87,16 @@ def test_what_no_move_helps_and_what_is_no_plan(shell: Shell) -> None:
         code, _, err = shell.run("apply", shell.file(text))
         assert code == ExitCode.BAD_INPUT
         assert "is no plan" in err
+
+
+def test_that_not_all_was_tried_is_said(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "not all moves were tried, there are too many\n"
+    file = shell.file(manifest("all", "u-all", cpu="8"))
+    for asked in (("--for", file), ("--defragment",)):
+        assert said not in shell.run("plan", *asked)[1]
+    monkeypatch.setattr(move_plans, "MOST_TRIED", 0)
+    for asked in (("--for", file), ("--defragment",)):
+        assert shell.run("plan", *asked)[1].endswith(said)
 
 
 @pytest.fixture
