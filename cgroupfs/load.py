@@ -55,17 +55,25 @@ def read_load(tree: CgroupTree, path: str, *, own_events: bool = False) -> Cgrou
     return found
 
 
-def read_node_memory(tree: CgroupTree, path: str) -> Mapping[int, int] | None:
-    """Return the bytes of pages that may migrate of a cgroup, by NUMA node; None: not known.
+#: The pages of a cgroup that may migrate: those of processes and of files, shared memory included.
+MOVABLE: Final = frozenset({"anon", "file"})
+#: Those that the kernel cannot reclaim without swap.
+HELD: Final = frozenset({"anon", "shmem"})
 
-    They are those of processes and of files (`memory.numa_stat`, Linux 5.9). Counters alone are
-    read: /proc/PID/numa_maps walks the page tables of a process, which waits meanwhile.
+
+def read_node_memory(
+    tree: CgroupTree, path: str, kinds: frozenset[str]
+) -> Mapping[int, int] | None:
+    """Return the bytes of some kinds of pages of a cgroup, by NUMA node; None: not known.
+
+    `kinds` are names of lines in `memory.numa_stat` (Linux 5.9). Counters alone are read:
+    /proc/PID/numa_maps walks the page tables of a process, which waits meanwhile.
     """
     found: dict[int, int] = {}
     try:
         for line in tree.read(path, MEMORY_NODES).splitlines():
             name, *nodes = line.split()
-            for entry in nodes if name in {"anon", "file"} else ():
+            for entry in nodes if name in kinds else ():
                 node, _, size = entry.partition("=")
                 number = int(node.removeprefix("N"))
                 found[number] = found.get(number, 0) + int(size)

@@ -18,7 +18,7 @@ from agent.api.documents.status import ConditionDocument
 from agent.api.views import unprepared_line
 from agent.managers.allocation import Origin
 from agent.managers.recovery import describe_recovered
-from agent.pods.model import full_name
+from agent.pods.model import MEMORY, full_name
 from agent.server.pod_records import Absence
 from agent.sources.source import ADMITTED, CONFLICT
 from cgroupfs.settings import EFFECTIVE, PARTITION_FILES
@@ -64,7 +64,7 @@ class ConditionType(StrEnum):
     #: The containers of a pod run in its cgroup.
     CONTAINERS_FOUND = "ContainersFound"
     #: The huge pages that pods were given and have yet to take are there.
-    HUGE_PAGES_AVAILABLE = "HugePagesAvailable"
+    MEMORY_AVAILABLE = "MemoryAvailable"
     #: A source of pods could be read.
     SOURCE_READ = "SourceRead"
     #: What a source asks for is admitted.
@@ -282,19 +282,20 @@ def not_found(allocation: PodAllocation, record: PodRecord) -> ConditionDocument
 
 
 def not_available(allocation: PodAllocation, lacking: Sequence[Lack]) -> ConditionDocument:
-    """Return the condition that other programs have huge pages which a pod has yet to take."""
-    name = full_name(allocation)
+    """Return the condition that other programs have memory which a pod has yet to take."""
+    name, of_pages = full_name(allocation), any(lack.type != MEMORY for lack in lacking)
     return ConditionDocument(
-        ConditionType.HUGE_PAGES_AVAILABLE,
+        ConditionType.MEMORY_AVAILABLE,
         "UsedByOthers",
-        f"pod {name} was given huge pages that others use: pods have yet to take "
+        f"pod {name} was given memory that others use: pods have yet to take "
         + "; ".join(map(str, lacking[:_NAMED])),
-        "end the program that uses them, or add pages on these nodes (nr_hugepages)",
+        "end the program that uses it" + (_ADD_PAGES if of_pages else ""),
         uid=allocation.uid,
         pod=name,
     )
 
 
+_ADD_PAGES: Final = ", or add huge pages on these nodes (nr_hugepages)"
 #: How many containers of a pod are named in a line.
 _NAMED: Final = 4
 #: What to do about containers that were found before, and about those that never were.

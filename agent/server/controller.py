@@ -478,10 +478,10 @@ class Controller:
             self.state.observed.releases += 1
 
     async def _note_lacking(self) -> None:
-        """Note the huge pages that pods have yet to take and that other programs have."""
+        """Note the memory that pods have yet to take and that other programs have."""
         nodes = self.state.configured.rules.machine.nodes
         kernel, target = self.steps.kernel, self.state.target()
-        lacking = await self.worker.run(kernel.lacking_pages, target, nodes)
+        lacking = await self.worker.run(kernel.lacking_memory, target, nodes)
         if lacking is not None:
             self.state.observed.lacking = lacking
 

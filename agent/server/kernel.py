@@ -29,6 +29,7 @@ from agent.managers.available import (
     pods_lacking,
 )
 from agent.managers.memory.state import hugepages_type
+from agent.pods.model import MEMORY
 from agent.reconcile.binding import OtherBindings, cgroup_named, cgroup_of_pid, make_binding
 from agent.reconcile.contests import Contests
 from agent.reconcile.desired import Role
@@ -41,7 +42,7 @@ from agent.server.intruders import IntruderCount, read_tasks
 from agent.server.slowness import PodReading
 from agent.server.verification import kernel_document, verification
 from cgroupfs.errors import CgroupError
-from cgroupfs.load import read_load, read_node_memory
+from cgroupfs.load import HELD, MOVABLE, read_load, read_node_memory
 from cgroupfs.settings import CPUS, EFFECTIVE, MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MEMS, huge_pages
 from cgroupfs.state import is_populated
 from cgroupfs.tree import all_ancestors
@@ -280,45 +281,53 @@ class KernelEnforcement:
         root = self._probes.host_root
         return {} if root is None else availability(read_available(root, nodes))
 
-    def lacking_pages(
+    def lacking_memory(
         self, target: Desired, nodes: Iterable[MachineNode]
     ) -> Mapping[str, tuple[Lack, ...]] | None:
-        """Return by uid the huge pages that pods have yet to take and that are not there.
+        """Return by uid the memory that pods have yet to take and that is not there.
 
-        None where the tree cannot be read. Without pods with huge pages nothing is read.
+        None where the tree cannot be read. Without pods with pinned memory nothing is read.
         """
         by_node = {node.id: node.hugepages for node in nodes}
         sizes = {hugepages_type(size): size for pages in by_node.values() for size in pages}
         left = {}
         try:
             for uid, allocation in target.ledger.allocations.items():
-                types = {block.type for block in blocks_of(allocation)} & sizes.keys()
+                types = {block.type for block in blocks_of(allocation)} & {MEMORY, *sizes}
                 if types:
-                    cgroups = self._cgroups_of(target, allocation)
-                    used = {name: self._pages_used(cgroups, sizes[name]) for name in types}
+                    cgroups = list(filter(self._tree.exists, self._cgroups_of(target, allocation)))
+                    used = {name: self._used(cgroups, sizes.get(name)) for name in types}
                     known = {name: size for name, size in used.items() if size is not None}
                     left[uid] = left_to_take(allocation, known)
         except (OSError, CgroupError) as error:
             # As with intruders: a failure that lasts is reported by the next comparison.
-            log.info("huge pages not compared", why=str(error))
+            log.info("memory not compared", why=str(error))
             return None
         return pods_lacking(left, self.available(by_node)) if left else {}
 
-    def _pages_used(self, cgroups: Iterable[str], size: int) -> int | None:
-        """Return the bytes of huge pages that some cgroups use, None where one does not show it."""
+    def _used(self, cgroups: Iterable[str], page: int | None) -> int | None:
+        """Return the bytes that some cgroups use of huge pages, or of memory that stays in use.
+
+        `page` is the size of the huge pages. None where a cgroup does not show it.
+        """
         used = 0
-        for cgroup in filter(self._tree.exists, cgroups):
-            (shown,) = self._tree.read_many(cgroup, (huge_pages(size).use,))
-            if shown is None or not shown.strip().isdecimal():
+        for cgroup in cgroups:
+            if page is None:
+                by_node = read_node_memory(self._tree, cgroup, HELD)
+                found = None if by_node is None else sum(by_node.values())
+            else:
+                (text,) = self._tree.read_many(cgroup, (huge_pages(page).use,))
+                shown = (text or "").strip()
+                found = int(shown) if shown.isdecimal() else None
+            if found is None:
                 return None
-            used += int(shown)
+            used += found
         return used
 
     def memory_on(self, target: Desired, nodes: Mask, allocation: PodAllocation) -> int | None:
         """Return the bytes that a pod's cgroups have on some nodes, None where none says so."""
-        found = [
-            read_node_memory(self._tree, path) for path in self._cgroups_of(target, allocation)
-        ]
+        cgroups = self._cgroups_of(target, allocation)
+        found = [read_node_memory(self._tree, path, MOVABLE) for path in cgroups]
         known = [sum(each.get(node, 0) for node in nodes) for each in found if each is not None]
         return sum(known) if known else None
 

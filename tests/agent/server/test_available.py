@@ -138,9 +138,9 @@ async def test_pages_that_a_pod_has_yet_to_take_and_others_use_are_a_condition(
             return [(each.type, each.message) for each in status.conditions]
 
         [(kind, message)] = await found()
-        assert kind == "HugePagesAvailable"
+        assert kind == "MemoryAvailable"
         assert message == (
-            "pod shop/web was given huge pages that others use: pods have yet to take 2 GiB of "
+            "pod shop/web was given memory that others use: pods have yet to take 2 GiB of "
             "hugepages-1Gi on node 0, which could give 1 GiB now"
         )
         paged.kernel.use(f"kubepods/pod{UID}", "hugetlb.1GB.max", GIB)
@@ -153,3 +153,34 @@ async def test_pages_that_a_pod_has_yet_to_take_and_others_use_are_a_condition(
         await agent.ask(agent.client.remove, UID)
         status = await asyncio.to_thread(agent.client.status)
         assert status.conditions == ()
+
+
+@in_loop
+async def test_memory_that_a_pod_has_yet_to_take_and_others_use_is_a_condition(
+    paged: World,
+) -> None:
+    free(paged, 0, 4, kib=GIB // 1024 // 2)
+    read, held = paged.kernel.read, "anon N0=0 N1=0"
+
+    def reading(path: str, file: str) -> str:
+        # What was read of files can be reclaimed, shared memory cannot.
+        mine = path == f"kubepods/pod{UID}" and file == "memory.numa_stat"
+        return f"{held}\nfile N0={GIB} N1=0\nslab N0={GIB} N1=0\n" if mine else read(path, file)
+
+    paged.kernel.read = reading  # type: ignore[method-assign]
+    async with running(paged) as agent:
+        await agent.ask(agent.client.admit, manifest())
+
+        async def found() -> list[tuple[str, str, str]]:
+            await agent.ask(agent.client.reconcile)
+            status = await asyncio.to_thread(agent.client.status)
+            return [(each.type, each.message, each.remedy) for each in status.conditions]
+
+        [(kind, message, remedy)] = await found()
+        assert (kind, remedy) == ("MemoryAvailable", "end the program that uses it")
+        assert message == (
+            "pod shop/web was given memory that others use: pods have yet to take 1 GiB of memory "
+            "on node 0, which could give 512 MiB now"
+        )
+        held = f"anon N0={GIB // 4} N1=0\nshmem N0={GIB // 4} N1=0"
+        assert await found() == []

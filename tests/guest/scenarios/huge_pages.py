@@ -118,7 +118,7 @@ def _taken(checks: Checks, agent: Agent, script: Path) -> None:
         checks.check("what a program has is missed", left in given, answer)
         checks.check("as much as it has", f"others use at least {TAKEN} MiB" in given, given)
         checks.check("the other node has it", 'near-nodes: "1"' in near, near)
-        checks.equal("a condition names it", _conditions(), ["HugePagesAvailable"])
+        checks.equal("a condition names it", _conditions(), ["MemoryAvailable"])
         taker.stdin.close()
     checks.equal("until the program ends", _conditions(), [])
     agent.remove(single.uid_of("paged"))
