@@ -27,6 +27,7 @@ from agent.api.documents.pods import (
     DeliveryDocument,
     JudgementDocument,
     MemoryDocument,
+    NumaPolicyDocument,
     PodDocument,
     UnusedBudgetDocument,
 )
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from agent.managers.delivery import Delivery
     from agent.managers.demand import Eligibility
     from agent.managers.device.kubelet import KubeletListing
+    from agent.managers.numa_policy import NumaPolicy
     from agent.managers.policy import Policy
     from agent.managers.quality import Intrusion, Judgement
     from agent.managers.sharing import Share, UnusedBudget
@@ -101,6 +103,7 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
     kubelet: KubeletListing = NOT_LISTED,
     slow: Slowness | None = None,
     pool: str = "",
+    policy: NumaPolicy | None = None,
 ) -> PodDocument:
     """Return the document of one pod.
 
@@ -109,7 +112,8 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
     dry run). `kernel` are the cgroups by container; None stands for the pod. `invalid` are the
     violations of all pods. `intruding` is what may use exclusive CPUs of the pod, `judgements` its
     verdict. `cdi_names` are the names of containers in the CDI file of the pod, if it is written.
-    `kubelet` is what a kubelet beside the agent lists, `slow` what makes the pod slow.
+    `kubelet` is what a kubelet beside the agent lists, `slow` what makes the pod slow, `policy` the
+    NUMA policy of its processes.
     """
     cgroups, source, kubelet_devices = kernel or {}, allocation.source, kubelet.of(allocation)
     violations = tuple(violation for violation in invalid if violation.uid == allocation.uid)
@@ -168,6 +172,9 @@ def pod_document(  # noqa: PLR0913 - each is a part of the document
         ),
         slow=slow,
         pool=pool,
+        numa_policy=None
+        if policy is None
+        else NumaPolicyDocument(mode=str(policy.mode), nodes=str(policy.nodes)),
         admission_seconds=None if record is None else record.admission_seconds,
     )
 

@@ -24,7 +24,7 @@ from agent.cli.reason_text import rejection_lines
 from agent.files import read_bounded, take
 from agent.managers.amounts import size_text
 from agent.pods.model import full_name, name_and_uid
-from agent.tools.migration import migrate, processes
+from agent.tools.numa_calls import migrate, processes
 from cgroupfs.errors import CgroupError
 from cgroupfs.tree import KernelTree
 from sysfs.mask import Mask

@@ -49,6 +49,11 @@ _ORIGINS: Final = {
     "imported": "imported from the kubelet's state",
     "recovered": "recovered from its cgroups",
 }
+#: By the mode of a NUMA policy, with its nodes.
+_NUMA_TEXTS: Final = {
+    "interleave": "interleaved over the nodes that a container may use",
+    "preferred": "of nodes {} while they have some",
+}
 #: Containers that a line names at most.
 _NAMED: Final = 3
 
@@ -196,6 +201,8 @@ def _identity_lines(pod: PodDocument) -> Iterator[str]:
     if pod.isolation:
         isolation = ", ".join(f"{item}: {text}" for item, text in sorted(pod.isolation.items()))
         yield f"  asks for  {isolation}"
+    if pod.numa_policy is not None:
+        yield f"  memory    {_NUMA_TEXTS[pod.numa_policy.mode].format(pod.numa_policy.nodes)}"
 
 
 def _source_text(pod: PodDocument) -> str:

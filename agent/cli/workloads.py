@@ -129,6 +129,9 @@ _MOUNT: Final = "/sys/fs/cgroup"
 @click.option("--device", metavar="NAME=N,...", multiple=True, help="Such as example.com/gpu=1.")
 @click.option("--near", metavar="IFACE", help="On the NUMA node of a network interface.")
 @click.option(
+    "--interleave", is_flag=True, help="Take memory from all NUMA nodes that it has in turn."
+)
+@click.option(
     "--shared", is_flag=True, help="In the shared pool: --cpus is a weight, no CPU is exclusive."
 )
 @click.option("--name", metavar="NAME", default="", help="The pod's name (by default run-ID).")
@@ -155,6 +158,7 @@ def run(  # noqa: PLR0913  # each is an argument or option of the command
     cgroup_mount: Path,
     socket_path: str,
     shared: bool,
+    interleave: bool,
     quiet: bool,
 ) -> int:
     """Run a COMMAND in a pod of its own: exclusive CPUs, memory on their nodes, devices.
@@ -177,7 +181,7 @@ def run(  # noqa: PLR0913  # each is an argument or option of the command
         sysfs = Path(os.environ.get("NUMAWARDEN_ROOT", "/"))
         node = None if near is None else node_of_interface(sysfs, near)
         named = name or f"run-{uid[:8]}"
-        manifest = command_pod(uid, named, amounts, shared=shared, near=node)
+        manifest = command_pod(uid, named, amounts, shared=shared, near=node, interleave=interleave)
     check_real(cgroup_mount)
     with agent_at(socket_path) as agent:
         pod = admitted(agent, manifest, require)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from agent.api.variables import allocation_variables
 from agent.cluster.nri.messages import Adjustment
 from agent.managers.allocation import Origin
@@ -20,19 +22,27 @@ from sysfs.mask import EMPTY, Mask
 if TYPE_CHECKING:
     from agent.cluster.nri.messages import ContainerResources
     from agent.managers.allocation import PodAllocation
+    from agent.managers.numa_policy import NumaPolicy
     from cgroupfs.settings import CpuMax
 
 _UNLIMITED: Final = -1
 
 
-def adjustment_of(pod: PodAllocation, name: str, pool: Mask) -> Adjustment | None:
+def adjustment_of(
+    pod: PodAllocation, name: str, pool: Mask, policy: NumaPolicy | None = None
+) -> Adjustment | None:
     """Return the settings of a container at its start, None if the agent sets none.
 
-    `pool` are the CPUs of the pod's containers without CPUs of their own. The agent sets the CPUs
-    and the quota of each container of a pod with exclusive CPUs, also of ephemeral ones, which are
-    not in the specification. In any other pod a container inherits the pool and has the kubelet's
-    quota; the agent sets its memory nodes, if it has some.
+    `policy` is the NUMA policy of the pod, `pool` are the CPUs of its containers without CPUs of
+    their own. The agent sets the CPUs and the quota of each container of a pod with exclusive CPUs,
+    also of ephemeral ones, which are not in the specification. In any other pod a container
+    inherits the pool and has the kubelet's quota; the agent sets its memory nodes, if it has some.
     """
+    adjustment = _cgroup_adjustment(pod, name, pool)
+    return adjustment if policy is None else replace(adjustment or Adjustment(), numa_policy=policy)
+
+
+def _cgroup_adjustment(pod: PodAllocation, name: str, pool: Mask) -> Adjustment | None:
     container, quotas = pod.container(name), pod_quotas(pod)
     if container is None:
         if not pod.exclusive_cpus or pod.origin is not Origin.DECIDED:

@@ -22,6 +22,7 @@ from agent.cluster.pod_decisions import PodDecisions, PodState, in_time
 from agent.cluster.resizes import pod_resize_rejected, resize_rejected, resized_to
 from agent.config.cluster import OnReject
 from agent.managers.allocation import API, Source
+from agent.managers.numa_policy import numa_policy
 from agent.managers.specification import specification_of
 from agent.pods.model import CPU, full_name
 from agent.pods.quantity import ZERO
@@ -256,7 +257,9 @@ class RuntimeEvents:
         """Do nothing: its allocation is the pod's."""
 
     def _adjustment(self, pod: PodAllocation, container: str) -> Adjustment | None:
-        return adjustment_of(pod, container, self._controller.state.shared_cpus_of(pod))
+        state = self._controller.state
+        policy = numa_policy(state.configured.rules, pod)
+        return adjustment_of(pod, container, state.shared_cpus_of(pod), policy)
 
     def _requests_exclusive(self, pod: Pod) -> bool:
         demand = self._controller.state.configured.rules.demand(pod)

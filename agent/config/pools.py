@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Final
 from agent.config.keys import Section, item_schema, key, parts, read, switch, written
 from agent.config.kinds import Kind, list_of_names, one_of, some_of, text_kind
 from agent.config.text_kinds import CPU_LIST, NODE_LIST
-from agent.managers.policy import Pool
+from agent.managers.policy import Pool, PoolMemory
 from agent.pods.model import QosClass, label_fault
-from agent.values import KeyChoice
 from agent.yaml import Mistake, shown
 from sysfs.host import CoreKind
 from sysfs.mask import EMPTY, Mask
@@ -40,16 +39,6 @@ def _name(text: str) -> str:
 def _namespace_fault(text: str) -> str | None:
     fault = label_fault(text)
     return None if fault is None else f"is not the name of a namespace: {fault}"
-
-
-class PoolMemory(KeyChoice):
-    """Where the memory of pods in a pool is."""
-
-    FREE = "free", "as for pods in no pool"
-    BOUND = (
-        "bound",
-        "on the nodes of the pool's CPUs, however little is free; pinned memory stays as it is",
-    )
 
 
 class PoolConfig(Section, frozen=True):
@@ -82,7 +71,9 @@ class PoolConfig(Section, frozen=True):
         "The QoS classes of pods that are in it without an annotation; a namespace goes first.",
     )
     memory: PoolMemory = key(
-        PoolMemory.FREE, one_of(PoolMemory), "Where the memory of its pods is."
+        PoolMemory.FREE,
+        one_of(PoolMemory),
+        "Where the memory of its pods is; pinned memory stays as it is.",
     )
 
 
@@ -134,13 +125,7 @@ def _pools_of(pool: PoolConfig, machine: Machine) -> Iterator[Pool]:
         nodes = {id_: machine.cpus.cpus_in_nodes(Mask.of(id_)) for id_ in machine.node_mask}
         named = {f"{pool.name}-{id_}": some & mine for id_, mine in nodes.items() if some & mine}
     for name, part in named.items():
-        yield Pool(
-            name,
-            part,
-            pool.namespaces,
-            pool.qos_classes,
-            bound=pool.memory is PoolMemory.BOUND,
-        )
+        yield Pool(name, part, pool.namespaces, pool.qos_classes, pool.memory)
 
 
 def pool_problems(

@@ -18,7 +18,7 @@ class AdviceKind(StrEnum):
     BUDGET = "budget"
     #: Limits equal requests, so that containers may have CPUs of their own.
     GUARANTEED = "guaranteed"
-    #: The pod is without an annotation that demands more.
+    #: The pod is without an annotation that demands more, or has one more.
     ANNOTATION = "annotation"
     #: One request has another amount.
     REQUEST = "request"
@@ -44,9 +44,10 @@ class Advice(Struct, frozen=True):
     amount: int = 0
     #: The pods that end.
     uids: tuple[str, ...] = ()
-    #: Of a policy: the key of the configuration; the annotation that is left out.
+    #: Of a policy: the key of the configuration; the annotation that is left out, or added.
     key: str = ""
-    #: Of a policy: the new value; of an uncordon: what is cordoned.
+    #: Of a policy: the new value; of an annotation that is added: its value; of an uncordon: what
+    #: is cordoned.
     value: str = ""
-    #: Of an annotation or a policy: what the pod does not get.
+    #: Of an annotation or a policy: what the pod does not get, or gets otherwise.
     loss: str = ""

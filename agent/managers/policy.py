@@ -64,6 +64,17 @@ class IsolcpusUse(KeyChoice):
     EXCLUSIVE = "exclusive", "exclusive CPUs come from them first, shared ones never"
 
 
+class PoolMemory(KeyChoice):
+    """Where the memory of pods in a pool is; pinned memory stays as it is."""
+
+    FREE = "free", "as for pods in no pool"
+    PREFERRED = (
+        "preferred",
+        "on the nodes of the pool's CPUs while some is free there (see docs/containers.md)",
+    )
+    BOUND = "bound", "on the nodes of the pool's CPUs, however little is free"
+
+
 class FeatureGates(Struct, frozen=True):
     """The kubelet feature gates that change a decision, with the defaults of `NEWEST`."""
 
@@ -184,8 +195,7 @@ class Pool(Struct, frozen=True):
     #: The pods that are in it without naming it: of these namespaces, then of these classes.
     namespaces: tuple[str, ...] = ()
     qos_classes: frozenset[QosClass] = frozenset()
-    #: Whether the memory of its pods is on the nodes of its CPUs.
-    bound: bool = False
+    memory: PoolMemory = PoolMemory.FREE
 
 
 class NodeFit(Struct, frozen=True):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from agent.managers.decision import Reason, Rejection
+from agent.managers.policy import PoolMemory
 from agent.managers.violations import ADMIT_AGAIN, Rule, Violation
 from agent.pods.model import CPU, POOL, full_name
 from agent.text import some_of
@@ -80,10 +81,15 @@ def pod_pools(
 
 
 def _narrowed(rules: HostPolicy, pool: Pool, shared: Mask) -> PodPool:
-    # Not the nodes of the CPUs that are left: memory would move with each exclusive pod.
+    bound = pool.memory is PoolMemory.BOUND
+    return PodPool(pool.name, pool.cpus & shared, memory_nodes(rules, pool) if bound else EMPTY)
+
+
+def memory_nodes(rules: HostPolicy, pool: Pool) -> Mask:
+    """Return the nodes with memory among those of the CPUs of a pool."""
+    # Not of the CPUs that are left: memory would move with each exclusive pod.
     nodes = rules.machine.cpus.nodes_of(pool.cpus & rules.machine.cpus.all)
-    with_memory = Mask.from_ids(node.id for node in rules.machine.nodes if node.memory_bytes != 0)
-    return PodPool(pool.name, pool.cpus & shared, nodes & with_memory if pool.bound else EMPTY)
+    return nodes & Mask.from_ids(node.id for node in rules.machine.nodes if node.memory_bytes != 0)
 
 
 def shared_cpus_of(rules: HostPolicy, pod: PodAllocation, shared: Mask) -> Mask:

@@ -8,7 +8,8 @@ well, since only these are tried, in this order:
 2. The pod-level budget is larger: where containers that share it would have nothing.
 3. Limits equal requests: where the pod requires CPUs of its own.
 4. A container requests whole CPUs, or whole cores: where the pod requires that.
-5. An annotation is left out that asks for idle siblings, for a class of memory, or for a pool.
+5. An annotation is left out that asks for idle siblings, for a class of memory, or for a pool; or
+   one is added with which memory may be on as many nodes as the CPUs need.
 6. One key of the policy demands less.
 7. One request is smaller, or is rounded up to whole cores. The same containers as before must be
    eligible for exclusive resources: less isolation is not what was asked for.
@@ -44,13 +45,16 @@ from agent.managers.rules import restored, with_cordon
 from agent.pods.changes import (
     quantity_of,
     with_amount,
+    with_annotation,
     with_limits_as_requests,
     without_annotation,
 )
 from agent.pods.model import (
     CPU,
+    INTERLEAVE,
     MEMORY,
     MEMORY_CLASSES,
+    NUMA_POLICY,
     POOL,
     SMT,
     Quality,
@@ -249,6 +253,13 @@ def _annotation(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Ad
         text = f"leave out the annotation {name} ({loss})"
         advice = Advice(AdviceKind.ANNOTATION, text, key=name, loss=loss)
         yield _tried(rules, ledger, without_annotation(pod, name), advice)
+    # Others take several nodes anyway, or never.
+    restricted = policy.topology.policy is TopologyManagerPolicy.RESTRICTED
+    if restricted and rules.static_memory and NUMA_POLICY not in pod.annotations:
+        loss = "its memory is on as many NUMA nodes as its CPUs need"
+        text = f"add the annotation {NUMA_POLICY}: {INTERLEAVE} ({loss})"
+        advice = Advice(AdviceKind.ANNOTATION, text, key=NUMA_POLICY, value=INTERLEAVE, loss=loss)
+        yield _tried(rules, ledger, with_annotation(pod, NUMA_POLICY, INTERLEAVE), advice)
 
 
 def weaker_policies(rules: EffectivePolicy) -> Iterator[PolicyChange]:

@@ -158,6 +158,11 @@ def _others(resources: Resources) -> tuple[Mapping[str, Quantity | None], ...]:
     )
 
 
+def with_annotation(pod: Pod, annotation: str, value: str) -> Pod:
+    """Return the pod with one more annotation."""
+    return replace(pod, annotations=MappingProxyType({**pod.annotations, annotation: value}))
+
+
 def without_annotation(pod: Pod, annotation: str) -> Pod:
     """Return the pod without one of its annotations."""
     annotations = {name: text for name, text in pod.annotations.items() if name != annotation}

@@ -483,6 +483,9 @@ PLACEMENT: Final = "agent.numawarden/placement"
 
 #: The annotation: the name of the pool of shared CPUs that the pod is in (`agent.pools`).
 POOL: Final = "cpu.numawarden.dev/pool"
+#: The annotation: which of the nodes that they may use the pod's processes take memory from.
+NUMA_POLICY: Final = "memory.numawarden.dev/policy"
+INTERLEAVE: Final = "interleave"
 #: The annotation: what of a running pod may be moved (`Movable`).
 MOVE: Final = "move.numawarden.dev/allow"
 
@@ -528,6 +531,7 @@ ANNOTATIONS: Final = frozenset(
         EXCLUSIVE,
         MOVE,
         NEAR_NODES,
+        NUMA_POLICY,
         PLACEMENT,
         POOL,
         REQUIRE,
@@ -573,6 +577,8 @@ class Asked(Struct, frozen=True):
     named: frozenset[str] = frozenset()
     #: Whether whole numbers of CPUs are rounded up to whole cores.
     round_up: bool = False
+    #: Whether its memory is on as many nodes as its CPUs need, and taken from all of them in turn.
+    interleave: bool = False
 
 
 _NOTHING_ASKED: Final = Asked()
@@ -591,6 +597,7 @@ def asked_by(annotations: Mapping[str, str]) -> Asked:
         None if stated is None else Placement(stated),
         named_containers(annotations),
         ROUND_UP in annotations,
+        NUMA_POLICY in annotations,
     )
 
 

@@ -17,9 +17,11 @@ from agent.pods.model import (
     CPU,
     EXCLUSIVE,
     HUGEPAGES_PREFIX,
+    INTERLEAVE,
     MEMORY,
     MOVE,
     NEAR_NODES,
+    NUMA_POLICY,
     PLACEMENT,
     POOL,
     ROUND_UP,
@@ -132,7 +134,12 @@ def _metadata(pod: Pod) -> Iterator[Mistake]:
 
 #: The values of annotations that have a choice.
 _CHOICES: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
-    {MOVE: tuple(Movable), PLACEMENT: tuple(Placement), ROUND_UP: (CORES,)}
+    {
+        MOVE: tuple(Movable),
+        NUMA_POLICY: (INTERLEAVE,),
+        PLACEMENT: tuple(Placement),
+        ROUND_UP: (CORES,),
+    }
 )
 
 

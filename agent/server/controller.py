@@ -24,6 +24,7 @@ from agent.api.documents.admissions import (
 from agent.api.documents.kernel import PlanDocument, WriteDocument
 from agent.managers import admission
 from agent.managers.allocation import API, Source
+from agent.managers.numa_policy import numa_policy
 from agent.managers.rules import restored
 from agent.pods.model import full_name
 from agent.server import maintenance
@@ -347,7 +348,10 @@ class Controller:
             return await self.advice.advised_status(failed)
         allocation = self.state.allocation(uid)
         steps = self.steps
-        observed = await steps.observe(steps.kernel.observe, self.state.target(), allocation)
+        policy = numa_policy(self.state.configured.rules, allocation)
+        observed = await steps.observe(
+            steps.kernel.observe, self.state.target(), allocation, policy
+        )
         record = self.state.observed.records.of(uid)
         return PodDescriber.of(self.state).document(
             allocation,

@@ -42,11 +42,12 @@ from agent.server.intruders import IntruderCount, read_tasks
 from agent.server.slowness import PodReading
 from agent.server.verification import kernel_document, verification
 from cgroupfs.errors import CgroupError
-from cgroupfs.load import HELD, MOVABLE, read_load, read_node_memory
+from cgroupfs.load import HELD, MOVABLE, PROCESSES, read_load, read_node_memory
 from cgroupfs.settings import CPUS, EFFECTIVE, MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MEMS, huge_pages
 from cgroupfs.state import is_populated
 from cgroupfs.tree import all_ancestors
 from sysfs.available import read_available
+from sysfs.mask import Mask
 from sysfs.speeds import read_speeds
 from systemd.units import SystemdError
 
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from agent.managers.allocation import PodAllocation
     from agent.managers.bindings import Binding
     from agent.managers.machine import MachineNode
+    from agent.managers.numa_policy import NumaPolicy
     from agent.pods.model import Availability
     from agent.reconcile.assigned import AssignedFiles
     from agent.reconcile.drivers import UnitState
@@ -71,7 +73,6 @@ if TYPE_CHECKING:
     from cgroupfs.load import CgroupLoad
     from cgroupfs.names import Layout
     from cgroupfs.tree import CgroupTree
-    from sysfs.mask import Mask
 
 log = structlog.get_logger(__name__)
 
@@ -258,23 +259,34 @@ class KernelEnforcement:
             log.info("intruding tasks not counted", why=str(error))
             return None
 
-    def observe(self, target: Desired, allocation: PodAllocation) -> PodReading:
-        """Return the settings and loads of a pod's cgroups, and how fast its CPUs may run."""
+    def observe(
+        self, target: Desired, allocation: PodAllocation, policy: NumaPolicy | None = None
+    ) -> PodReading:
+        """Return the settings and loads of a pod's cgroups, and how fast its CPUs may run.
+
+        With the NUMA policy that its processes are to have, also where their memory is.
+        """
+        memory: list[tuple[str, Mapping[int, int]]] = []
         settings: dict[str | None, tuple[KernelDocument, ...]] = {}
         loads: list[tuple[str | None, CgroupLoad]] = []
         with readable():
             reports = self._enforcer.cgroups_of(target, allocation.uid)
         for report in reports:
             container, cgroup = report.desired.container, report.desired.setting.cgroup
-            settings[container] = (*settings.get(container, ()), kernel_document(report))
+            shown = kernel_document(report)
+            settings[container] = (*settings.get(container, ()), shown)
             if report.desired.role is Role.POD:
                 loads.append((None, read_load(self._tree, cgroup, own_events=True)))
             elif report.desired.role is Role.CONTAINER:
                 name = container or cgroup.rpartition("/")[2]  # one of several that are alike
                 loads.append((name, read_load(self._tree, cgroup)))
+                held = None if policy is None else read_node_memory(self._tree, cgroup, PROCESSES)
+                if held is not None and shown.mems_effective:
+                    nodes = Mask.parse(shown.mems_effective)
+                    memory.append((name, {node: held.get(node, 0) for node in nodes}))
         root, cpus = self._probes.host_root, allocation.exclusive_cpus
         speeds = () if root is None else read_speeds(root, cpus)
-        return PodReading(settings, tuple(loads), speeds)
+        return PodReading(settings, tuple(loads), speeds, tuple(memory))
 
     def available(self, nodes: Iterable[int]) -> Availability:
         """Return what the nodes could give now, nothing where no host is described."""

@@ -17,6 +17,8 @@ from msgspec import Struct
 
 from agent.api.documents.slowness import SlowCause, Slowness
 from agent.managers.allocation import Isolation
+from agent.managers.amounts import nodes_text, size_text
+from agent.managers.numa_policy import NumaMode
 from agent.pods.model import Quality
 from agent.text import some_of
 from cgroupfs.load import (
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from agent.api.documents.kernel import KernelDocument
     from agent.isolation.report import LateInterrupt
     from agent.managers.allocation import PodAllocation
+    from agent.managers.numa_policy import NumaPolicy
     from agent.managers.quality import Intrusion, Judgement
     from cgroupfs.load import CgroupLoad
     from sysfs.speeds import CpuSpeed
@@ -54,6 +57,7 @@ class SlowKind(StrEnum):
     INTERRUPTS = "interrupts"
     FREQUENCY = "frequency"
     HEAT = "heat"
+    NUMA_POLICY = "numa_policy"
 
 
 #: The causes that are known of every pod without reading its cgroups and CPUs.
@@ -80,7 +84,10 @@ _PRESSURES: Final = (
     (SlowKind.CPU_WAIT, CPU_PRESSURE, "a CPU"),
     (SlowKind.MEMORY_WAIT, MEMORY_PRESSURE, "memory"),
 )
-#: The most cgroups and interrupts that a line names.
+#: From how many bytes on memory on other nodes counts. It is uneven if one node has less than half
+#: of its share: the pages of a process are not taken in turn one by one.
+_LEAST_MEMORY: Final = 16 << 20
+#: The most cgroups, interrupts and nodes that a line names.
 _NAMED: Final = 3
 _OF_QUALITY: Final = MappingProxyType(
     {
@@ -100,6 +107,9 @@ class PodReading(Struct, frozen=True):
     loads: tuple[tuple[str | None, CgroupLoad], ...] = ()
     #: Its exclusive CPUs.
     speeds: tuple[CpuSpeed, ...] = ()
+    #: By the name of a container: the bytes that its processes have on each NUMA node that they may
+    #: use. Empty for pods without a NUMA policy.
+    memory: tuple[tuple[str, Mapping[int, int]], ...] = ()
 
 
 def slowness(
@@ -108,13 +118,18 @@ def slowness(
     judgements: Iterable[Judgement],
     intruding: Iterable[Intrusion],
     late: Iterable[LateInterrupt],
+    policy: NumaPolicy | None = None,
 ) -> Slowness:
-    """Return what makes a pod slow, what the kernel counts first."""
+    """Return what makes a pod slow, what the kernel counts first.
+
+    `policy` is the NUMA policy that its processes are to have.
+    """
     known = frozenset[str]().union(*(load for name, load in reading.loads if name))
     return Slowness(
         (
             *chain.from_iterable(_of_load(allocation, *each) for each in reading.loads),
             *_of_speeds(reading.speeds),
+            *_of_memory(policy, reading.memory),
             *known_causes(allocation, judgements, intruding, late),
         ),
         tuple(file for file in LOAD_KEYS if file not in known),
@@ -168,6 +183,28 @@ def _of_load(allocation: PodAllocation, name: str | None, load: CgroupLoad) -> I
         if killed := events["oom_kill"]:
             message = f"processes killed because memory ran out: {killed:.0f}"
             yield SlowCause(SlowKind.KILLED, where, message)
+
+
+def _of_memory(
+    policy: NumaPolicy | None, memory: Iterable[tuple[str, Mapping[int, int]]]
+) -> Iterator[SlowCause]:
+    """Yield which memory is where a NUMA policy would not have it."""
+    for name, by_node in memory:
+        total = sum(by_node.values())
+        if policy is None or total < _LEAST_MEMORY:
+            continue
+        message = ""
+        if policy.mode is NumaMode.INTERLEAVE:
+            if 2 * len(by_node) * min(by_node.values()) < total:
+                texts = [f"{size_text(size)} on node {node}" for node, size in by_node.items()]
+                message = f"its memory is not even: {some_of(texts, _NAMED)}"
+        elif near := policy.nodes & Mask.from_ids(by_node):
+            elsewhere = total - sum(by_node[node] for node in near)
+            if 2 * elsewhere > total:
+                where = f"{size_text(elsewhere)} of its memory is not on {nodes_text(near)}"
+                message = f"{where}, which its pool prefers"
+        if message:
+            yield SlowCause(SlowKind.NUMA_POLICY, name, message)
 
 
 def _of_speeds(speeds: Iterable[CpuSpeed]) -> Iterator[SlowCause]:

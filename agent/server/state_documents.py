@@ -22,6 +22,7 @@ from agent.api.documents.errors import ErrorBody
 from agent.api.documents.status import StateDirectoryDocument, StatusDocument
 from agent.api.map import map_of_allocations
 from agent.managers.cpu.manager import exclusive_cpus, shared_cpus
+from agent.managers.numa_policy import numa_policy
 from agent.managers.pools import pod_pools
 from agent.managers.quality import verdict
 from agent.server.operations import current_operation
@@ -87,10 +88,12 @@ class PodDescriber(Struct, frozen=True):
         intruding = self.intrusions.get(allocation.uid, ())
         judgements = verdict(self.rules, allocation, intruding)
         own = pod_pools(self.rules, (allocation,), self.pool).get(allocation.uid)
+        policy = numa_policy(self.rules, allocation)
         return views.pod_document(
             allocation,
             self.pool if own is None else own.cpus,
             pool="" if own is None else own.name,
+            policy=policy,
             record=record,
             explanation=explanation,
             kernel=None if reading is None else reading.settings,
@@ -99,7 +102,7 @@ class PodDescriber(Struct, frozen=True):
             judgements=judgements,
             slow=None
             if reading is None
-            else slowness(allocation, reading, judgements, intruding, self.late),
+            else slowness(allocation, reading, judgements, intruding, self.late, policy),
             cdi_names=self.cdi_files.names(allocation),
             kubelet=self.kubelet,
         )

@@ -22,9 +22,21 @@ from agent.api.client import AgentError, Unreachable
 from agent.api.documents.admissions import BindRequest
 from agent.api.variables import allocation_variables
 from agent.managers.allocation import Isolation
-from agent.pods.model import CPU, END, MEMORY, NEAR_NODES, UNIT, End, full_name
+from agent.managers.numa_policy import NumaMode, NumaPolicy
+from agent.pods.model import (
+    CPU,
+    END,
+    INTERLEAVE,
+    MEMORY,
+    NEAR_NODES,
+    NUMA_POLICY,
+    UNIT,
+    End,
+    full_name,
+)
 from agent.pods.quantity import Quantity, QuantityError
 from agent.pods.validation import resource_name_fault
+from agent.tools.numa_calls import set_numa_policy
 from cgroupfs.tree import join
 from sysfs.devices import read_interfaces
 from sysfs.files import SysfsTree
@@ -94,14 +106,20 @@ def check_amount(option: str, text: str) -> None:
         raise OptionError(option, str(error)) from error
 
 
-def command_pod(
-    uid: str, name: str, amounts: Amounts, *, shared: bool, near: int | None = None
+def command_pod(  # each is an option of the command
+    uid: str,
+    name: str,
+    amounts: Amounts,
+    *,
+    shared: bool,
+    near: int | None = None,
+    interleave: bool = False,
 ) -> bytes:
     """Return the manifest of a pod that ends with the processes of a command.
 
     Its container has exclusive CPUs; with `shared` it runs in the node's shared pool, and `cpus` is
     a request: the weight against others. Memory is limited in both. `near` is the NUMA node on
-    which it has to be. Raises `OptionError`.
+    which it has to be; with `interleave` its memory is on all of its nodes. Raises `OptionError`.
     """
     if shared:
         _number_of_cpus(amounts.cpus)
@@ -115,6 +133,8 @@ def command_pod(
     annotations = {END: str(End.PROCESSES)}
     if near is not None:
         annotations[NEAR_NODES] = str(near)
+    if interleave:
+        annotations[NUMA_POLICY] = INTERLEAVE
     return _manifest(uid, name, annotations, resources, guaranteed=not shared)
 
 
@@ -283,14 +303,15 @@ class NotConfinedError(NotStartedError):
 class OwnProcess(Struct, frozen=True):
     """The process that becomes the command, and how it reaches the host.
 
-    `status` returns its `/proc/PID/status`. `execute` replaces it (`os.execve`): path of the
-    program, arguments, environment.
+    `status` returns its `/proc/PID/status`. `set_numa_policy` raises `OSError`. `execute` replaces
+    it (`os.execve`): path of the program, arguments, environment.
     """
 
     pid: int
     tree: Callable[[], CgroupTree]
     systemd: Callable[[], Systemd]
     status: Callable[[], str]
+    set_numa_policy: Callable[[NumaPolicy], None]
     execute: Callable[[str, Sequence[str], Mapping[str, str]], None]
 
 
@@ -308,7 +329,8 @@ def this_process(mount: Path) -> OwnProcess:
 
         return SystemBus()
 
-    return OwnProcess(os.getpid(), tree, systemd, Path("/proc/self/status").read_text, _become)
+    status = Path("/proc/self/status").read_text
+    return OwnProcess(os.getpid(), tree, systemd, status, set_numa_policy, _become)
 
 
 def start(
@@ -322,12 +344,14 @@ def start(
     """Let the caller become a command in the container of an admitted pod.
 
     Nothing follows after that, unless `OwnProcess.execute` stands in for it and returns.
-    The cgroup exists, the agent has set it and the kernel confines the caller to the container's
-    CPUs and memory nodes before the command's first instruction. If anything of that fails the pod
-    is removed. Raises `NotStartedError`, `AgentError`, `OSError` and `SystemdError`.
+    Before the command's first instruction the cgroup exists, the agent has set it, the kernel
+    confines the caller to the container's CPUs and memory nodes, and it has the pod's NUMA policy.
+    If anything of that fails the pod is removed. Raises `NotStartedError`, `AgentError`, `OSError`
+    and `SystemdError`.
     """
     try:
         container = _confine(caller, agent, pod)
+        _set_numa_policy(caller, pod)
         caller.execute(program, arguments, environment(pod, container, inherited))
     except BaseException:
         # The agent frees the pod in any case, but only after a while.
@@ -355,6 +379,18 @@ def _confine(caller: OwnProcess, agent: AgentClient, pod: PodDocument) -> Contai
         detail = lacking or f"the kernel would let it run on {elsewhere}"
         raise NotConfinedError(f"the command was not started in /{cgroup}: {detail}")
     return container
+
+
+def _set_numa_policy(caller: OwnProcess, pod: PodDocument) -> None:
+    """Give the caller the NUMA policy of the pod, if it has one; raises `NotConfinedError`."""
+    if pod.numa_policy is None:
+        return
+    mode, nodes = pod.numa_policy.mode, pod.numa_policy.nodes
+    try:
+        caller.set_numa_policy(NumaPolicy(NumaMode(mode), Mask.parse(nodes)))
+    except OSError as error:
+        message = f"the kernel does not set the NUMA policy {mode}: {error.strerror}"
+        raise NotConfinedError(f"the command was not started: {message}") from error
 
 
 def _become(program: str, arguments: Sequence[str], variables: Mapping[str, str]) -> None:

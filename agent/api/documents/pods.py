@@ -88,9 +88,21 @@ class PodDocument(Document, frozen=True):
     slow: Slowness | None = None
     #: The pool of shared CPUs (`agent.pools`) in which the pod runs, "" for none.
     pool: str = ""
+    #: What its processes start with where their start can set it; null for the kernel's own.
+    numa_policy: NumaPolicyDocument | None = None
     #: How long the admission took, from the request until the kernel was read back, in seconds;
     #: null for a pod that was admitted before the agent was started.
     admission_seconds: float | None = None
+
+
+class NumaPolicyDocument(Document, frozen=True):
+    """From which of the nodes that it may use a process takes memory (set_mempolicy(2))."""
+
+    #: `interleave`: one page from each after the other. `preferred`: from some while they have
+    #: free memory.
+    mode: str
+    #: Of `preferred` the nodes; of `interleave` numbers from 0 in what the process may use.
+    nodes: str
 
 
 class ContainerDocument(Document, frozen=True):

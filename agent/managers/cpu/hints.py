@@ -34,7 +34,7 @@ def cpu_hints(
     Nodes without CPUs are left out. An empty sequence: no set of nodes can serve the request. With
     `whole` only sets do whose free cores add up to the request.
     """
-    fewest = fewest_nodes(topology, request)
+    fewest = topology.fewest_nodes(request)
     aligned = _socket_aligned(topology, fewest) if options.align_by_socket else frozenset()
     return [
         choice.preferred
@@ -66,19 +66,9 @@ def cpu_hint_family(
         (CoverDemand.by_node(request, room),),
         topology.nodes_of(reusable).bits,
     )
-    fewest = fewest_nodes(topology, request)
+    fewest = topology.fewest_nodes(request)
     span = _socket_span(topology, fewest) if options.align_by_socket else None
     return HintFamily((), None if cover.is_empty else cover, fewest, span)
-
-
-def fewest_nodes(topology: CpuTopology, request: int) -> int:
-    """Return how many NUMA nodes the request needs on an empty host; all when it never fits."""
-    total = 0
-    for number, size in enumerate(topology.node_sizes, start=1):
-        total += size
-        if total >= request:
-            return number
-    return topology.counted.nodes
 
 
 def fits_in_whole_cores(topology: CpuTopology, whole: Mask, request: int) -> bool:
@@ -86,7 +76,7 @@ def fits_in_whole_cores(topology: CpuTopology, whole: Mask, request: int) -> boo
 
     On a machine with many nodes several may be said to that together have more.
     """
-    fewest = fewest_nodes(topology, request)
+    fewest = topology.fewest_nodes(request)
     rooms = sorted(_whole_rooms(topology, whole.bits, request).values(), reverse=True)
     enough = sum(rooms[:fewest]) >= request
     if not enough or fewest == 1 or not is_listed(topology.node_bits):

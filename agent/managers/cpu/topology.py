@@ -149,6 +149,15 @@ class CpuTopology(Struct, frozen=True, dict=True):
         """How many CPUs each NUMA node has, the largest first."""
         return tuple(sorted([node.size for node in self.nodes], reverse=True))
 
+    def fewest_nodes(self, request: int) -> int:
+        """Return how many NUMA nodes some CPUs need on an empty host; all when they never fit."""
+        total = 0
+        for number, size in enumerate(self.node_sizes, start=1):
+            total += size
+            if total >= request:
+                return number
+        return self.counted.nodes
+
     @cached_property
     def uncores(self) -> Groups:
         """All uncore (last level) caches."""

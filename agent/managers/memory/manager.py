@@ -389,14 +389,16 @@ class MemoryManager(ResourceManager):
     def container_hints(self, draft: Draft, container: ContainerDemand) -> ProviderHints:
         if not draft.demand.active(MEMORY):
             return {}
-        return _containing(draft, _hints(draft, container.memory), container.name)
+        cpus = container.cpus if container.may_have(CPU) else 0
+        return _containing(draft, _hints(draft, container.memory, cpus), container.name)
 
     def pod_hints(self, draft: Draft) -> ProviderHints:
         if not draft.demand.active(MEMORY):
             return {}
         if _lacks_pool(draft.demand):
             return dict.fromkeys(draft.demand.memory, ())
-        return _containing(draft, _hints(draft, draft.demand.memory), None)
+        cpus = draft.demand.cpus if draft.demand.active(CPU) else 0
+        return _containing(draft, _hints(draft, draft.demand.memory, cpus), None)
 
     def allocate(self, draft: Draft, container: ContainerDemand, hint: Hint) -> None:
         _with_nodes(draft)
@@ -593,16 +595,39 @@ def _lacks_pool(demand: PodDemand) -> bool:
     return demand.pod_level and empty_memory_pool(demand) is not None
 
 
-def _hints(draft: Draft, requests: Mapping[str, int]) -> ProviderHints:
+def _hints(draft: Draft, requests: Mapping[str, int], cpus: int) -> ProviderHints:
     """Return hints; a container without exclusive memory has no preference.
 
-    Kubelet v1.36 rejects such a container of a pod with pod-level resources, against KEP-5526 and
-    its own documentation: there it runs in the node's shared pool.
+    `cpus` are how many CPUs are asked for with it. Kubelet v1.36 rejects such a container of a pod
+    with pod-level resources, against KEP-5526 and its own documentation: there it runs in the
+    node's shared pool.
     """
     own, machine = memory_of(draft), draft.rules.machine
     if own.classes and not own.facts.has_own_cpus(machine):
-        return near_hints(own.facts, own.charge, requests, machine, own.reusable, draft.work())
-    return memory_hints(own.facts, own.charge, requests, own.reusable, draft.work())
+        hints = near_hints(own.facts, own.charge, requests, machine, own.reusable, draft.work())
+    else:
+        hints = memory_hints(own.facts, own.charge, requests, own.reusable, draft.work())
+    if not draft.demand.asked.interleave:
+        return hints
+    least = machine.cpus.fewest_nodes(cpus)
+    return {name: each and _as_wide(each, least) for name, each in hints.items()}
+
+
+def _as_wide(hints: Hints, least: int) -> Hints:
+    """Return the hints of at least so many nodes, of which those of just as many are preferred.
+
+    All hints if there are none of these, as `distribute-cpus-across-numa` packs where it cannot
+    distribute, and on a machine whose hints are not listed.
+    """
+    if isinstance(hints, HintFamily):
+        return hints
+    counts = [(hint, (hint.nodes or 0).bit_count()) for hint in hints]
+    wide = [
+        Hint(hint.nodes, preferred=hint.preferred or count == least)
+        for hint, count in counts
+        if count >= least
+    ]
+    return tuple(wide) or hints
 
 
 def _with_nodes(draft: Draft) -> MemoryDraft:

@@ -9,7 +9,9 @@ from msgspec.structs import replace
 
 from agent.cluster.adjustments import adjustment_of
 from agent.cluster.handover import still_shared
+from agent.cluster.nri.messages import Adjustment
 from agent.managers.allocation import Origin
+from agent.managers.numa_policy import NumaMode, NumaPolicy
 from agent.reconcile.diff import Cause, Difference
 from sysfs.mask import Mask
 from tests.agent.reconcile.pods import (
@@ -43,6 +45,16 @@ def test_an_exclusive_container_gets_its_cpus_its_memory_nodes_and_no_quota() ->
         "NUMAWARDEN_CPUS": "2-5",
         "NUMAWARDEN_MEMORY_NODES": "0",
     }
+
+
+def test_a_numa_policy_goes_with_the_rest_or_alone() -> None:
+    policy = NumaPolicy(NumaMode.INTERLEAVE, Mask.parse("0-1"))
+    own, asked = adjustment_of(mixed(), "db", POOL), adjustment_of(mixed(), "db", POOL, policy)
+    assert own is not None
+    assert asked == replace(own, numa_policy=policy)
+    shared = pod(on_host("log"))
+    assert adjustment_of(shared, "log", ONLINE) is None
+    assert adjustment_of(shared, "log", ONLINE, policy) == Adjustment(numa_policy=policy)
 
 
 def test_a_container_of_the_pods_shared_pool_gets_that_pool() -> None:

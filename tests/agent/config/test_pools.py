@@ -11,7 +11,7 @@ from agent.config.document import config_yaml
 from agent.config.load import load_config
 from agent.config.model import ConfigError
 from agent.config.resolve import resolve
-from agent.managers.policy import Pool
+from agent.managers.policy import Pool, PoolMemory
 from agent.pods.model import QosClass
 from sysfs.host import CoreKind
 from sysfs.mask import Mask
@@ -32,7 +32,9 @@ def test_a_pool_has_its_cpus_and_those_of_its_nodes() -> None:
     )
     expected = (
         Pool("a", Mask.parse("0-1,4-7"), ("x", "y")),
-        Pool("b", Mask.of(3), qos_classes=frozenset({QosClass.BEST_EFFORT}), bound=True),
+        Pool(
+            "b", Mask.of(3), qos_classes=frozenset({QosClass.BEST_EFFORT}), memory=PoolMemory.BOUND
+        ),
     )
     config = load_config(text, "x")
     assert resolve(config, HOST).pools == expected

@@ -13,7 +13,7 @@ from agent.managers.admission import admit, remove
 from agent.managers.cpu.manager import exclusive_cpus, shared_cpus
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine
-from agent.managers.policy import Cordon, Pool
+from agent.managers.policy import Cordon, Pool, PoolMemory
 from agent.managers.pools import pod_pools, pool_of, shared_cpus_of
 from agent.managers.quality import invalid_allocations
 from agent.managers.resize import resize
@@ -36,7 +36,7 @@ CLASSES: Final = frozenset({QosClass.BEST_EFFORT})
 POOLS: Final = (
     Pool("near", Mask.parse("0-3")),
     Pool("team", Mask.parse("4-7"), namespaces=("team",)),
-    Pool("batch", Mask.parse("8-15"), qos_classes=CLASSES, bound=True),
+    Pool("batch", Mask.parse("8-15"), qos_classes=CLASSES, memory=PoolMemory.BOUND),
 )
 
 

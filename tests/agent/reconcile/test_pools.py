@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from agent.api.documents.maintenance import CordonRequest
 from agent.cli.pod_text import container_lines
 from agent.config.model import CgroupDriver
-from agent.config.pools import PoolConfig, PoolMemory
+from agent.config.pools import PoolConfig
+from agent.managers.policy import PoolMemory
 from agent.pods.model import POOL
 from agent.server.errors import CordonRejectedError
 from agent.server.state_documents import map_now

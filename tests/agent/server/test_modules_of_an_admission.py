@@ -20,7 +20,7 @@ PACKAGES: Final = ("agent/", "cgroupfs/", "sysfs/", "systemd/")
 #: The kernel of the test, and the side of the command.
 OTHERS: Final = ("cgroupfs/emulated/", "agent/api/client.py")
 #: A module more has to be worth it to who reads the path; a change that enters fewer lowers this.
-MOST: Final = 97
+MOST: Final = 98
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import pytest
 from agent.cli.pod_text import pod_lines
 from agent.isolation.report import IsolationReport, LateInterrupt
 from agent.managers.allocation import ContainerAllocation, Isolation, PodAllocation
+from agent.managers.numa_policy import NumaMode, NumaPolicy
 from agent.managers.quality import Intrusion, Judgement
 from agent.pods.model import ContainerKind, QosClass, Quality
 from agent.server.slowness import ALWAYS_KNOWN, PodReading, SlowKind, slowness
@@ -95,6 +96,37 @@ def test_what_the_kernel_counts_is_said_from_where_it_matters(
     assert set(found.unknown) == LOAD_KEYS.keys() - (load if name else {})
 
 
+MIB = 1 << 20
+INTERLEAVED = NumaPolicy(NumaMode.INTERLEAVE, Mask.parse("0-2"))
+PREFERRED = NumaPolicy(NumaMode.PREFERRED, Mask.of(1))
+
+
+@pytest.mark.parametrize(
+    ("policy", "by_node", "said"),
+    [
+        (INTERLEAVED, (50, 50), ""),
+        (INTERLEAVED, (75, 25), ""),
+        (INTERLEAVED, (76, 24), "not even: 76 MiB on node 0, 24 MiB on node 1"),
+        (INTERLEAVED, (15, 0), ""),  # little
+        (INTERLEAVED, (50, 50, 0), "50 MiB on node 0, 50 MiB on node 1, 0 B on node 2"),
+        (INTERLEAVED, (40, 40, 20), ""),
+        (INTERLEAVED, (100,), ""),
+        (PREFERRED, (50, 50), ""),
+        (PREFERRED, (50, 49, 1), "51 MiB of its memory is not on node 1, which its pool prefers"),
+        (PREFERRED, (100,), ""),  # it may not use the node of the pool
+        (None, (100, 0), ""),
+    ],
+)
+def test_memory_on_other_nodes_than_asked_for_is_said(
+    policy: NumaPolicy | None, by_node: tuple[int, ...], said: str
+) -> None:
+    memory = {node: size * MIB for node, size in enumerate(by_node)}
+    reading = PodReading({}, memory=(("own", memory),))
+    causes = slowness(POD, reading, (), (), (), policy).causes
+    assert [each.cause for each in causes] == ["numa_policy"] * bool(said)
+    assert all(said in each.message for each in causes)
+
+
 def test_what_is_known_of_the_allocation_and_of_its_cpus_is_said() -> None:
     speeds = (
         CpuSpeed(1, 2400000, 3600000, 0),
@@ -164,6 +196,25 @@ async def test_a_pod_is_shown_with_what_makes_it_slow_and_how_long_its_admission
     assert admitted.message.endswith("; enforced after 250 ms")
     assert 'numawarden_slow_pods{cause="shared_cores"} 1.0' in text
     assert 'numawarden_slow_pods{cause="intruders"} 0.0' in text
+
+
+@in_loop
+async def test_uneven_memory_of_a_pod_that_asks_for_even_memory_is_shown(world: World) -> None:
+    read, container = world.kernel.read, f"kubepods/pod{UID}/c0"
+
+    def reading(path: str, file: str) -> str:
+        stat = f"anon N0={64 * MIB} N1=0\nfile N0=0 N1={64 * MIB}\n"
+        return stat if (path, file) == (container, "memory.numa_stat") else read(path, file)
+
+    world.kernel.read = reading  # type: ignore[method-assign]
+    annotation = b"  annotations: {memory.numawarden.dev/policy: interleave}\nspec:\n"
+    async with running(world) as agent:
+        await agent.ask(agent.client.admit, manifest(cpu="2").replace(b"spec:\n", annotation, 1))
+        world.kernel.mkdir(container)
+        await agent.ask(agent.client.reconcile)
+        pod = await asyncio.to_thread(agent.client.pod, UID)
+    text = "  c0 numa policy: its memory is not even: 64 MiB on node 0, 0 B on node 1"
+    assert text in list(pod_lines(pod))
 
 
 def slow_pods(text: str) -> dict[str, float]:

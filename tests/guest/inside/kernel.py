@@ -144,6 +144,23 @@ def affinity(pid: int) -> frozenset[int]:
     return frozenset(os.sched_getaffinity(pid))
 
 
+def pages_by_node(pid: int) -> dict[int, int]:
+    """Return the anonymous pages of a process by node."""
+    found = dict[int, int]()
+    for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
+        for word in line.split() if " anon=" in line else ():
+            name, _, count = word.partition("=")
+            if name.startswith("N") and name[1:].isdigit():
+                found[int(name[1:])] = found.get(int(name[1:]), 0) + int(count)
+    return found
+
+
+def numa_policy(pid: int) -> str:
+    """Return what the first line of a process' maps says of its NUMA policy."""
+    line = Path(f"/proc/{pid}/numa_maps").read_text().partition("\n")[0]
+    return line.partition(" ")[2].partition(" file=")[0]
+
+
 def memory_nodes(pid: int) -> frozenset[int]:
     """Return the nodes a process may use memory of (`Mems_allowed_list`)."""
     found = re.search(

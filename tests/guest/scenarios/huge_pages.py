@@ -47,7 +47,9 @@ for offset in range(0, huge, 2 << 20):
     pages[offset] = 1
 for number in range(plain >> 20):
     sys.modules[str(number)] = b"x" * (1 << 20)
-print(pathlib.Path("/sys/fs/cgroup", own, "memory.max").read_text().strip(), flush=True)
+maps = pathlib.Path("/proc/self/numa_maps").read_text().splitlines()
+on = [word for line in maps if " huge " in line for word in line.split() if word[:1] == "N"]
+print(pathlib.Path("/sys/fs/cgroup", own, "memory.max").read_text().strip(), *on, flush=True)
 sys.stdin.read()
 """
 
@@ -90,7 +92,14 @@ def _pods(guest: Guest, script: Path, *, counted: bool) -> None:
     whole = touch(*ASKED, huge=HUGE)
     checks.check(f"{when}: all huge pages of a pod are used", whole.ok, whole)
     limit = MEMORY + HUGE if counted else MEMORY
-    checks.equal(f"{when}: memory.max", whole.stdout.strip(), str(limit * MIB))
+    most, *_ = whole.stdout.split()
+    checks.equal(f"{when}: memory.max", most, str(limit * MIB))
+    # More CPUs than one node has.
+    even = touch(*ASKED, "--cpus", "10", "--interleave", huge=HUGE)
+    each = HUGE // 2 // 2
+    checks.equal(
+        f"{when}: huge pages evenly", even.stdout.split()[1:], [f"N0={each}", f"N1={each}"]
+    )
     both = touch(*ASKED, huge=HUGE, plain=MEMORY // 2)
     checks.check(f"{when}: and half of its memory", both.ok, both)
     beyond = touch(*ASKED, huge=HUGE, plain=2 * MEMORY)

@@ -298,24 +298,13 @@ def _moves(checks: Checks, agent: Agent) -> None:
         checks.check("the pool has the former ones", first <= kernel.affinity(other.pid))
         on = kernel.memory_nodes(own.pid)
         checks.equal("its memory is on the other node", on & nodes, set())
-        pages = {node for node, count in _pages(own.pid).items() if count}
+        pages = {node for node, count in kernel.pages_by_node(own.pid).items() if count}
         checks.equal("with all of its pages", pages, on)
         checks.check("the process is the same", own.untouched)
         single.admit(checks, agent, fits)
         checks.equal("no difference", agent.differences(), [])
     for name in (MOVING, "stays", "far", "shared", "fits"):
         agent.remove(single.uid_of(name))
-
-
-def _pages(pid: int) -> dict[int, int]:
-    """Return the anonymous pages of a process by node."""
-    found = dict[int, int]()
-    for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
-        for word in line.split() if " anon=" in line else ():
-            name, _, count = word.partition("=")
-            if name.startswith("N") and name[1:].isdigit():
-                found[int(name[1:])] = found.get(int(name[1:]), 0) + int(count)
-    return found
 
 
 def _write(manifest: dict[str, object]) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.guest.inside import kernel, machine, oci
+from tests.guest.inside import kernel, machine, oci, single
 from tests.guest.inside.agent import PROGRAM, Agent
 from tests.guest.inside.commands import attempt
 from tests.guest.inside.commands import run as command
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from tests.guest.inside.guest import Guest
 
 ASKED: Final = ("--cpus", "2", "--memory", "256Mi")
+#: The pool of commands that share CPUs.
+POOL: Final = {"name": "second", "nodes": "1", "memory": "preferred", "qosClasses": ["Burstable"]}
+RUN: Final = (PROGRAM, "run", "-q")
+#: Holds memory until its input ends.
+HOLD: Final = "import sys; held = b'x' * (24 << 20); print('held', flush=True); sys.stdin.read()"
 UNITS: Final = Path("/run/systemd/system")
 QUADLETS: Final = Path("/run/containers/systemd")
 UID: Final = "5d5d0000-0000-4000-8000-000000000001"
@@ -32,8 +37,9 @@ POD_SLICE: Final = f"kubepods-pod{UID.replace('-', '_')}.slice"
 
 def run(guest: Guest) -> None:
     """Run commands under both drivers; attach a unit; start a quadlet."""
-    agent = Agent(guest)
+    agent = Agent(guest, agent={"pools": [POOL]})
     agent.start()
+    _numa_policies(guest.checks, agent)
     stopped = _unit(guest.checks, agent)
     # The pod of a unit that was stopped is freed after half a minute: meanwhile there is time.
     _commands(guest.checks, agent, "systemd", beside=stopped)
@@ -45,6 +51,57 @@ def run(guest: Guest) -> None:
     agent.start()
     _commands(guest.checks, agent, "cgroupfs")
     agent.stop()
+
+
+def _numa_policies(checks: Checks, agent: Agent) -> None:
+    """Spread a command over its nodes, prefer those of a pool, miss what is not set."""
+    # More CPUs than a node has, and memory that would fit on one.
+    with _held(*RUN, "--cpus", "10", "--memory", "64Mi", "--interleave", "--") as pid:
+        checks.equal("interleaved: its nodes", kernel.memory_nodes(pid), {0, 1})
+        policy, pages = kernel.numa_policy(pid), kernel.pages_by_node(pid)
+        checks.equal("interleaved: its policy", policy, "interleave=relative:0-1")
+        checks.equal("interleaved: on two nodes", set(pages), {0, 1})
+        # What is not taken in huge pages is less even: a page fault may take more than one page.
+        uneven = abs(pages[0] - pages[1])
+        checks.check("interleaved: evenly", uneven <= sum(pages.values()) // 8, pages)
+        checks.equal("interleaved: nothing is missed", _missed(agent), [])
+    _freed(checks, agent, "interleaved: an end")
+    with _held(*RUN, "--cpus", "1", "--shared", "--") as pid:
+        policy = kernel.numa_policy(pid)
+        checks.equal("a pool prefers its node", policy, "prefer (many)=static:1")
+        checks.equal("a pool: nothing is missed", _missed(agent), [])
+    _freed(checks, agent, "a pool: an end")
+    asked = single.pod("else", 10, "64Mi")
+    asked["metadata"]["annotations"] = {"memory.numawarden.dev/policy": "interleave"}
+    single.admit(checks, agent, asked)
+    uid = single.uid_of("else")
+    scope = ("--scope", "--slice", agent.cgroup_of(uid).path.name, "--unit", "else-app")
+    with _held("systemd-run", "--quiet", *scope):
+        missed = "app: its memory is not even"
+        found = "started otherwise: it is missed"
+        checks.eventually(found, lambda: [each[: len(missed)] for each in _missed(agent)], [missed])
+    agent.remove(uid)
+    _freed(checks, agent, "started otherwise: removal")
+
+
+@contextmanager
+def _held(*starter: str) -> Iterator[int]:
+    """Have a starter, which becomes what it starts, hold memory for the time of a context."""
+    argv = [*starter, "/usr/bin/python3", "-c", HOLD]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.stdin.close()
+
+
+def _missed(agent: Agent) -> list[str]:
+    """Return what is said of the NUMA policies of the only pod."""
+    [pod] = agent.pods()
+    causes = agent.show(pod["uid"])["slow"]["causes"]
+    return [f"{each['container']}: {each['message']}" for each in causes
+            if each["cause"] == "numa_policy"]  # fmt: skip
 
 
 def _commands(checks: Checks, agent: Agent, driver: str, beside: str = "") -> None:
@@ -105,12 +162,16 @@ def _processes(agent: Agent, beside: str) -> list[int]:
 
 
 def _freed(checks: Checks, agent: Agent, what: str, beside: str = "") -> None:
-    """Check that no pod is left, and no cgroup of one, but perhaps the pod `beside` (uid)."""
+    """Check that no pod is left, and no cgroup of one, but perhaps the pod `beside` (uid).
+
+    Those of QoS classes stay.
+    """
 
     def cgroups() -> list[Path]:
         top = next(path for path in kernel.CGROUPS.glob("kubepods*") if path.is_dir())
         other = beside.replace("-", "_") or "/"
-        return [each for each in top.glob("*pod*") if each.is_dir() and other not in each.name]
+        pods = (each for each in top.glob("*pod*") if not each.name.startswith("kubepods-b"))
+        return [each for each in pods if each.is_dir() and other not in each.name]
 
     checks.eventually(f"{what} frees its pod", lambda: _uids(agent, beside), [])
     checks.eventually(f"{what} removes its cgroup", cgroups, [])

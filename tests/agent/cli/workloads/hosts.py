@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pytest
 
     from agent.api.documents.pods import PodDocument
+    from agent.managers.numa_policy import NumaPolicy
     from sysfs.mask import Mask
     from tests.agent.server.support import Running, World
 
@@ -40,6 +41,7 @@ class Started:
     environment: Mapping[str, str]
     cpus: Mask
     nodes: Mask
+    policy: NumaPolicy | None = None
 
 
 @dataclass
@@ -52,6 +54,8 @@ class CommandHost:
     started: list[Started] = field(default_factory=list)
     #: What the kernel says instead of becoming the command.
     fails: OSError | None = None
+    #: What it says instead of setting a NUMA policy.
+    no_policies: OSError | None = None
     #: What happens just before the process looks where it may run.
     meddle: Callable[[], None] = lambda: None
 
@@ -73,8 +77,23 @@ class CommandHost:
         asyncio.run_coroutine_threadsafe(ended, loop).result(PATIENCE)
 
     def caller(self, _mount: Path) -> OwnProcess:
+        policies: list[NumaPolicy] = []
+
+        def set_policy(policy: NumaPolicy) -> None:
+            if self.no_policies is not None:
+                raise self.no_policies
+            policies.append(policy)
+
+        def execute(program: str, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
+            self._execute(program, arguments, variables, policies)
+
         return OwnProcess(
-            PID, lambda: self.world.kernel, lambda: self.systemd, self._status, self._execute
+            PID,
+            lambda: self.world.kernel,
+            lambda: self.systemd,
+            self._status,
+            set_policy,
+            execute,
         )
 
     def _status(self) -> str:
@@ -83,12 +102,19 @@ class CommandHost:
         return f"Name:\tpython\nCpus_allowed_list:\t{cpus}\nMems_allowed_list:\t{nodes}\n"
 
     def _execute(
-        self, program: str, arguments: Sequence[str], environment: Mapping[str, str]
+        self,
+        program: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        policies: Sequence[NumaPolicy],
     ) -> None:
         if self.fails is not None:
             raise self.fails
         cpus, nodes = self.world.kernel.allowed(PID)
-        self.started.append(Started(program, tuple(arguments), dict(environment), cpus, nodes))
+        policy = policies[-1] if policies else None
+        self.started.append(
+            Started(program, tuple(arguments), dict(environment), cpus, nodes, policy)
+        )
 
 
 def with_driver(world: World, driver: CgroupDriver) -> World:

@@ -12,6 +12,7 @@ import pytest
 from agent.cli.errors import ExitCode
 from agent.cli.workloads import NOT_EXECUTABLE, NOT_FOUND
 from agent.managers.cpu.manager import exclusive_cpus
+from agent.managers.numa_policy import NumaMode, NumaPolicy
 from sysfs.mask import Mask
 from tests.agent.cli.workloads.hosts import PID
 
@@ -31,6 +32,24 @@ def test_a_command_is_confined_before_its_first_instruction(host: CommandHost) -
     assert (started.cpus, started.nodes) == (Mask.of(1, 9), Mask.of(0))
     assert out == "", "standard output is the command's"
     assert "main  CPUs 1,9 (its own), 1Gi of memory on node 0" in err
+
+
+def test_its_memory_is_interleaved_where_that_is_asked(host: CommandHost) -> None:
+    assert host.run("run", "true")[0] == ExitCode.OK
+    assert host.run("run", "--interleave", "--name", "even", "true")[0] == ExitCode.OK
+    first, second = host.started
+    assert first.policy is None
+    assert second.policy == NumaPolicy(NumaMode.INTERLEAVE, Mask.parse("0-1"))
+    shown = host.run("show", "even")[1]
+    assert "\n  memory    interleaved over the nodes that a container may use\n" in shown
+
+
+def test_it_is_not_started_where_the_kernel_has_no_numa_policies(host: CommandHost) -> None:
+    host.no_policies = OSError(errno.ENOSYS, "Function not implemented")
+    code, _, err = host.run("run", "--interleave", "true")
+    assert code == ExitCode.NOT_ENFORCED
+    assert "the kernel does not set the NUMA policy interleave: Function not implemented" in err
+    assert (host.started, host.pods) == ([], ())
 
 
 def test_its_environment_says_what_it_got(

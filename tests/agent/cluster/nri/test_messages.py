@@ -17,6 +17,7 @@ from agent.cluster.nri.messages import (
     update_message,
 )
 from agent.cluster.nri.ttrpc import LONGEST_WORDS
+from agent.managers.numa_policy import NumaMode, NumaPolicy
 from sysfs.mask import Mask
 from tests.agent.cluster.nri.support import ANSWERED, CONTAINER, IGNORED, NOTED, POD
 
@@ -56,6 +57,20 @@ def test_only_adjustments_are_in_a_message(adjustment: Adjustment, cpu: dict[str
     assert message == V1ALPHA1["ContainerAdjustment"](linux=expected)
     update = update_message("c1", adjustment, ignore_failure=False)
     assert update == V1ALPHA1["ContainerUpdate"](container_id="c1", linux=expected)
+
+
+@pytest.mark.parametrize(
+    ("mode", "number", "flag"), [(NumaMode.INTERLEAVE, 3, 1), (NumaMode.PREFERRED, 5, 0)]
+)
+def test_a_numa_policy_is_set_at_the_start_alone(mode: NumaMode, number: int, flag: int) -> None:
+    adjustment = Adjustment(numa_policy=NumaPolicy(mode, Mask.parse("0-1")))
+    message = adjustment_message(adjustment)
+    # Field 12 of the container, in it the mode, the nodes, and the packed flags.
+    inner = bytes([0x08, number]) + b"\x12\x030-1" + bytes([0x1A, 1, flag])
+    linux = bytes([0x62, len(inner)]) + inner
+    assert message.SerializeToString() == bytes([0x32, len(linux)]) + linux
+    update = update_message("c1", adjustment, ignore_failure=False)
+    assert update == V1ALPHA1["ContainerUpdate"](container_id="c1")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Pages of processes are moved by the kernel: what it is asked, and what it answers."""
+"""Pages of processes and NUMA policies: what the kernel is asked, and what it answers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import platform
 
 import pytest
 
-from agent.tools import migration
-from agent.tools.migration import migrate, processes
+from agent.managers.numa_policy import NumaMode, NumaPolicy
+from agent.tools import numa_calls
+from agent.tools.numa_calls import migrate, processes, set_numa_policy
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.mask import Mask
 
@@ -22,7 +23,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         made.append(tuple(each if isinstance(each, bytes) else each.value for each in arguments))
         return 0
 
-    monkeypatch.setattr(migration, "_syscall", record)
+    monkeypatch.setattr(numa_calls, "_syscall", record)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     return made
 
@@ -41,11 +42,29 @@ def test_the_kernel_is_told_both_sets_in_whole_words(
     assert {len(each) for each in masks if isinstance(each, bytes)} == {size}
 
 
+@pytest.mark.parametrize(
+    ("mode", "nodes", "number"),
+    [
+        (NumaMode.INTERLEAVE, "0-3", 3 | 1 << 14),
+        (NumaMode.PREFERRED, "1", 5 | 1 << 15),
+        (NumaMode.PREFERRED, "0,64", 5 | 1 << 15),
+    ],
+)
+def test_a_numa_policy_is_a_mode_with_its_flag_and_nodes(
+    calls: list[tuple[object, ...]], mode: NumaMode, nodes: str, number: int
+) -> None:
+    set_numa_policy(NumaPolicy(mode, Mask.parse(nodes)))
+    [(call, asked, given, bits)] = calls
+    assert isinstance(given, bytes)
+    assert (call, asked, bits) == (238, number, 8 * len(given) + 1)
+    assert Mask(int.from_bytes(given, "little")) == Mask.parse(nodes)
+
+
 @pytest.mark.parametrize("code", [errno.ESRCH, errno.EPERM])
 def test_a_process_that_has_ended_is_no_error_and_what_is_not_permitted_is(
     monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr(migration, "_syscall", lambda *_: -1)
+    monkeypatch.setattr(numa_calls, "_syscall", lambda *_: -1)
     monkeypatch.setattr(ctypes, "get_errno", lambda: code)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     if code == errno.ESRCH:
