@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from agent.api.documents.admissions import ResizeRequest
 from agent.cli.common import agent_at
+from agent.cli.completion import complete_pods
 from agent.cli.errors import ExitCode
 from agent.cli.manifests import ManifestText, for_each_manifest
 from agent.cli.options import Output, output_option, socket_option
 from agent.cli.output import print_answer, say, warn
 from agent.cli.reason_text import rejection_lines
+from agent.cli.resize import resized
 from agent.cli.workloads import option_errors
 from agent.tools.run import check_amount, check_cpus, listed_amounts
 
@@ -36,18 +39,27 @@ MOST: Final = 1000
 @click.option(
     "--device", metavar="NAME=N", multiple=True, help="Devices, such as example.com/gpu=1."
 )
+@click.option(
+    "--resize", metavar="POD", shell_complete=complete_pods,
+    help="Whether this running pod could have --cpus and --memory: numawarden resize --dry-run.",
+)  # fmt: skip
+@click.option(
+    "-c", "--container", default="", help="Of --resize: which container, if it has several."
+)
 @click.option("--count", is_flag=True, help=f"Count how many would fit, up to {MOST}.")
 @output_option
 @socket_option
 def fit(  # noqa: PLR0913  # each is an argument or option of the command
+    *,
     files: tuple[Path, ...],
     cpus: str | None,
     memory: str | None,
     hugepages: tuple[str, ...],
     device: tuple[str, ...],
+    resize: str | None,
+    container: str,
     output: Output,
     socket_path: str,
-    *,
     count: bool,
 ) -> int:
     """Say whether a pod would be admitted now, where, and what would help if not.
@@ -56,6 +68,11 @@ def fit(  # noqa: PLR0913  # each is an argument or option of the command
     each pod of a List is tried alone. Nothing is changed. Exits with 0 if the pod fits at least
     once, else with 1.
     """
+    if resize is not None:
+        if files or hugepages or device or count:
+            raise click.UsageError("--resize takes --cpus and --memory alone")
+        asked = ResizeRequest(container=container, cpus=cpus or "", memory=memory or "")
+        return resized(resize, asked, output, socket_path, dry_run=True)
 
     def tried(manifest: ManifestText) -> ExitCode:
         with agent_at(socket_path, manifest.name) as agent:

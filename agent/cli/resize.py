@@ -68,6 +68,13 @@ def resize(  # noqa: PLR0913  # each is an argument or option of the command
     does not enforce.
     """
     asked = ResizeRequest(container=container, cpus=cpus, memory=memory, keep=keep)
+    return resized(pod, asked, output, socket_path, dry_run=dry_run)
+
+
+def resized(
+    pod: str, asked: ResizeRequest, output: Output, socket_path: str, *, dry_run: bool
+) -> ExitCode:
+    """Ask for a resize of the named pod, print the answer, and return how the command exits."""
     with agent_at(socket_path) as agent:
         former = find_pod(agent, pod)
         answer = agent.resize(former.uid, asked, dry_run=dry_run)

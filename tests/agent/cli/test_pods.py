@@ -258,6 +258,26 @@ def test_fit_answers_for_one_more_pod_where_the_manifests_own_is_admitted(shell:
         assert f"    {advice}\n" in out
 
 
+def test_fit_says_whether_a_pod_could_be_resized_and_resizes_none(
+    agent: Running, shell: Shell
+) -> None:
+    shell.run("admit", shell.file(manifest(cpu="2")))
+    had = agent.client.pod(UID).exclusive_cpus
+    asked = ("web", "--cpus", "4")
+    code, out, _ = shell.run("fit", "--resize", *asked)
+    assert (code, out.splitlines()[0]) == (ExitCode.OK, f"would resize shop/web (uid {UID})")
+    assert out == shell.run("resize", *asked, "--dry-run")[1]
+    code, out, _ = shell.run("fit", "--resize", "web", "-c", "c0", "--cpus", "99")
+    assert (code, out.splitlines()[0]) == (
+        ExitCode.REJECTED,
+        f"would not resize shop/web (uid {UID})",
+    )
+    assert agent.client.pod(UID).exclusive_cpus == had
+    code, _, err = shell.run("fit", "--resize", "web", "--cpus", "4", "--count")
+    assert code == ExitCode.USAGE
+    assert "--resize takes --cpus and --memory alone" in err
+
+
 @pytest.mark.usefixtures("agent")
 @pytest.mark.parametrize("end", [b"---\n", b"---", b"...\n", b"---\n# nothing\n"])
 def test_an_empty_end_of_a_manifest_is_not_a_second_document(shell: Shell, end: bytes) -> None:
