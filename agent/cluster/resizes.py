@@ -20,7 +20,12 @@ from agent.pods.changes import amount_of
 from agent.pods.model import CPU, MEMORY
 from agent.reconcile.quota import cpu_max
 from agent.reconcile.values import SHARES_PER_CPU, cpu_shares
-from cgroupfs.settings import DEFAULT_PERIOD_US
+from cgroupfs.settings import (
+    DEFAULT_PERIOD_US,
+    MAX_PERIOD_US,
+    MAX_QUOTA_US,
+    MIN_PERIOD_US,
+)
 
 if TYPE_CHECKING:
     from agent.cluster.nri.messages import PodSandbox
@@ -74,6 +79,9 @@ def pod_resize_rejected(pod: PodAllocation, overhead: int, asked: PodSandbox) ->
         None if millis is None else millis - overhead
         for millis in (pod.cpu.limit_millis, pod.cpu.request_millis)
     )
+    stated = _stated_millis(pod, None)
+    if stated is not None:  # of a pod with exclusive CPUs it is both
+        limit = request = stated
     resources = ContainerResources(
         quota_us=asked.cpu_quota, period_us=asked.cpu_period, shares=asked.cpu_shares
     )
@@ -81,13 +89,18 @@ def pod_resize_rejected(pod: PodAllocation, overhead: int, asked: PodSandbox) ->
 
 
 def _own_millis(pod: PodAllocation, container: ContainerAllocation) -> int:
-    """Return the millicores that a container with CPUs of its own states.
+    """Return the millicores that a container with CPUs of its own states."""
+    stated = _stated_millis(pod, container.name)
+    return 1000 * len(container.cpus or ()) if stated is None else stated
+
+
+def _stated_millis(pod: PodAllocation, container: str | None) -> int | None:
+    """Return the millicores that a container (None: the pod level) states, None if not known.
 
     They may have been rounded up to whole cores (`agent.pods.model.ROUND_UP`).
     """
     specification = specification_of(pod)
-    stated = None if specification is None else amount_of(specification, container.name, CPU)
-    return 1000 * len(container.cpus or ()) if stated is None else stated
+    return None if specification is None else amount_of(specification, container, CPU)
 
 
 def _pod_level(pod: PodAllocation) -> bool:
@@ -113,10 +126,13 @@ def _other_millis(limit: int | None, request: int | None, asked: ContainerResour
     """Return the millicores that an update asks for, None if they are the limit and the request.
 
     An update without a quota comes from a kubelet with `cpuCFSQuota: false`, or resizes memory
-    alone, and repeats what the cgroup has; its shares are compared.
+    alone, and repeats what the cgroup has; its shares are compared. What the kernel does not take
+    changes nothing.
     """
     quota, shares = max(0, asked.quota_us or 0), asked.shares or 0
     period = asked.period_us or DEFAULT_PERIOD_US
+    if quota > MAX_QUOTA_US or not MIN_PERIOD_US <= period <= MAX_PERIOD_US:
+        return None
     if quota:
         same = limit is None or cpu_max(limit, period).quota_us == quota
         return None if same else round(1000 * quota / period)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.cluster.nri.messages import ContainerResources
-from agent.cluster.resizes import resize_rejected, resized_to
+from agent.cluster.nri.messages import ContainerResources, PodSandbox
+from agent.cluster.resizes import pod_resize_rejected, resize_rejected, resized_to
 from agent.pods.model import ROUND_UP
 from tests.agent.managers.drafts import allocated
 from tests.agent.managers.hosts import CONTAINER, GIB, SMT, make_rules
@@ -34,6 +34,32 @@ def test_an_update_is_compared_with_what_the_manifest_states(
     asked = ContainerResources(quota_us=cpus * _PERIOD, period_us=_PERIOD, memory=memory)
     change = resized_to(found, "main", asked)
     assert (change and (change.cpu, change.memory)) == expected
+
+
+@pytest.mark.parametrize(
+    ("cpus", "why"), [(5, ""), (6, "the pod keeps its CPUs"), (4, "the pod keeps its CPUs")]
+)
+def test_an_update_of_the_sandbox_is_compared_with_the_pod_level_of_the_manifest(
+    cpus: int, why: str
+) -> None:
+    own, budget = app("main", guaranteed("cpu=3 memory=1Gi")), guaranteed("cpu=5 memory=2Gi")
+    asked = pod(own, app("rest"), of_pod=budget, annotations={ROUND_UP: "cores"})
+    found = allocated(make_rules(SMT), asked)
+    assert len(found.exclusive_cpus) == 6
+    update = PodSandbox("s", found.uid, "", "", cpu_quota=cpus * _PERIOD, cpu_period=_PERIOD)
+    rejected = pod_resize_rejected(found, 0, update)
+    assert rejected.startswith(why)
+    assert bool(rejected) == bool(why)
+
+
+@pytest.mark.parametrize(
+    ("quota", "period"), [(2**63 - 1, 1), (2**63 - 1, _PERIOD), (1000, 1), (1000, 2**64 - 1)]
+)
+def test_a_quota_that_the_kernel_does_not_take_changes_nothing(quota: int, period: int) -> None:
+    found = allocated(make_rules(), pod(app("main", guaranteed("cpu=3 memory=1Gi"))))
+    asked = ContainerResources(quota_us=quota, period_us=period)
+    assert resized_to(found, "main", asked) is None
+    assert resize_rejected(found, "main", asked) == ""
 
 
 @pytest.mark.parametrize(("cpus", "why"), [(3, ""), (5, "CPUs do not change while the pod runs")])
