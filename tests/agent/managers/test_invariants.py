@@ -33,7 +33,7 @@ from agent.managers.moves import Move, moved, sets_of
 from agent.managers.policy import PluginDevice, TopologyManagerPolicy, TopologyManagerScope
 from agent.managers.resize import OtherAmounts, resize
 from agent.managers.rules import restored
-from agent.pods.model import EXCLUSIVE, ContainerKind, Movable
+from agent.pods.model import EXCLUSIVE, INTERLEAVE, NUMA_POLICY, ContainerKind, Movable
 from agent.pods.requests import is_container_guaranteed, named_container_fault
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.hosts import GIB, make_rules
@@ -158,10 +158,10 @@ def containers(draw: st.DrawFn, name: str) -> Container:
 def pods(draw: st.DrawFn, uid: str = "u") -> Pod:
     """Draw a pod of one to four containers, half of them with a budget of its own.
 
-    Of the others some have exclusive CPUs in any QoS class.
+    Of the others some have exclusive CPUs in any QoS class. Some want memory even with their CPUs.
     """
     names = [f"c{number}" for number in range(draw(st.integers(1, 4)))]
-    budget, annotations = None, {}
+    budget, annotations = None, dict[str, str]()
     if draw(st.booleans()):
         cpu = draw(st.integers(1, 10))
         budget = guaranteed(f"cpu={cpu} memory={draw(st.integers(1, 12))}Gi")
@@ -169,6 +169,8 @@ def pods(draw: st.DrawFn, uid: str = "u") -> Pod:
     able = [each.name for each in members if named_container_fault(each) is None]
     if able and budget is None and draw(st.booleans()):
         annotations = {EXCLUSIVE: ",".join(draw(st.sets(st.sampled_from(able), min_size=1)))}
+    if draw(st.integers(0, 3)) == 0:
+        annotations[NUMA_POLICY] = INTERLEAVE
     return pod(*members, of_pod=budget, uid=uid, annotations=annotations)
 
 
