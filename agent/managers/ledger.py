@@ -207,10 +207,17 @@ class Ledger(Struct, frozen=True):
             requests=self.requests_after(removed=former, added=allocation),
         )
 
+    def with_same_requests(self, allocation: PodAllocation) -> Ledger:
+        """Return this ledger with another allocation of a pod that has the same resources.
+
+        Its `node_requests` are those of the one in its place, too.
+        """
+        allocations = SharedMap.of(self.allocations).with_entry(allocation.uid, allocation)
+        return replace(self, allocations=allocations)
+
     def with_source(self, uid: str, source: Source) -> Ledger:
         """Return this ledger with another source of a pod; raises `KeyError` for an unknown uid."""
-        allocation = replace(self.allocations[uid], source=source)
-        return replace(self, allocations=SharedMap.of(self.allocations).with_entry(uid, allocation))
+        return self.with_same_requests(replace(self.allocations[uid], source=source))
 
     def with_lifetime(
         self,
@@ -228,12 +235,11 @@ class Ledger(Struct, frozen=True):
             allocation = replace(allocation, isolation=isolation)
         if annotations is not None:
             allocation = replace(allocation, annotations=annotations)
-        return replace(self, allocations=SharedMap.of(self.allocations).with_entry(uid, allocation))
+        return self.with_same_requests(allocation)
 
     def with_unprepared(self, uid: str, why: str) -> Ledger:
         """Return this ledger with another `unprepared` of a pod; raises `KeyError` as above."""
-        allocation = replace(self.allocations[uid], unprepared=why)
-        return replace(self, allocations=SharedMap.of(self.allocations).with_entry(uid, allocation))
+        return self.with_same_requests(replace(self.allocations[uid], unprepared=why))
 
     def without_allocation(self, uid: str, parts: Mapping[str, Any]) -> Ledger:
         """Return this ledger without a pod, with new parts; raises `KeyError` for another uid."""

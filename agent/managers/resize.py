@@ -120,7 +120,7 @@ def _resized_now(rules: EffectivePolicy, ledger: Ledger, pod: Pod, keep: Mask) -
         return decision
     originals = MappingProxyType(_originals(existing, decision.allocation))
     allocation = replace(carried(existing, decision.allocation), originals=originals)
-    changed = decision.ledger.with_allocation(allocation)
+    changed = decision.ledger.with_same_requests(allocation)
     return replace(decision, allocation=allocation, ledger=changed, resized=True)
 
 

@@ -24,4 +24,5 @@ def specification_of(allocation: PodAllocation) -> Pod | None:
         return None
     pod = pod_of(allocation.spec, allocation, allocation.annotations)
     given = {each.name: tuple(given_devices(each)) for each in allocation.containers}
-    return replace(pod, given_devices={name: devices for name, devices in given.items() if devices})
+    devices = {name: of_container for name, of_container in given.items() if of_container}
+    return replace(pod, given_devices=devices) if devices else pod

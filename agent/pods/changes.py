@@ -141,10 +141,9 @@ def without_amounts(pod: Pod) -> tuple[object, ...]:
 
     Equal for two pods of which one is a resize of the other.
     """
-    parts = [each.resources for each in pod.all_containers()]
-    parts += [] if pod.resources is None else [pod.resources]
-    named = [(each.name, each.kind) for each in pod.all_containers()]
-    return (named, list(map(_others, parts)), pod.status_qos, pod.overhead, pod.resources is None)
+    containers = [(each.name, each.kind, _others(each.resources)) for each in pod.all_containers()]
+    of_pod = None if pod.resources is None else _others(pod.resources)
+    return (containers, of_pod, pod.status_qos, pod.overhead)
 
 
 def _others(resources: Resources) -> tuple[Mapping[str, Quantity | None], ...]:

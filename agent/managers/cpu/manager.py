@@ -471,11 +471,12 @@ class CpuManager(ResourceManager):
                 )
             )
         own.kept = kept = kept_cpus(own.topology, options, draft.demand, held)
-        own.free -= Mask.union(kept.values())
-        if BUDGET not in kept:
+        stays = Mask.union(kept.values())
+        own.free -= stays
+        if BUDGET not in kept and draft.demand.has_standard_init:
             init = {each.name for each in draft.demand.containers if each.is_standard_init}
             lasting = Mask.union(cpus for name, cpus in kept.items() if name not in init)
-            own.left = (Mask.union(kept.values()) - lasting) & draft.rules.open_cpus
+            own.left = (stays - lasting) & draft.rules.open_cpus
 
     def confine(self, draft: Draft, only: PodSets) -> None:
         cpus_of(draft).free &= only.cpus
@@ -829,6 +830,8 @@ def _grown(draft: Draft, kept: Mask, count: int, hint: Hint) -> Mask:
         cpus |= evenly(own.topology, options, kept, aligned | near, count - len(kept))
     anywhere = EMPTY if policy.topology.policy in STRICT else free
     for place in (aligned - cpus, anywhere - cpus):
+        if len(cpus) >= count:
+            break
         room = len(own.topology.whole_cores_in(place)) if options.full_pcpus_only else len(place)
         more = min(count - len(cpus), room)
         cpus |= nearest(own.topology, options, cpus, place - cpus, more)
