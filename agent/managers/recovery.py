@@ -50,6 +50,7 @@ class ObservedContainer(Struct, frozen=True):
 
     Empty sets are unset. `in_effect` is False when `cpuset.cpus.effective` differs from the CPUs.
     `memory` is the limit in bytes, 0 without a limit: the request of a Guaranteed container.
+    `inherits`: the CPUs are those of a cgroup above.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ObservedContainer(Struct, frozen=True):
     mems: Mask
     in_effect: bool = True
     memory: int = 0
+    inherits: bool = False
 
 
 class ObservedPod(Struct, frozen=True):
@@ -94,8 +96,8 @@ def shown_allocation(
     `agent.pools`, as known from a checkpoint: a cgroup with exactly the CPUs of one has no
     exclusive CPUs.
     """
-    if pod.qos is not QosClass.GUARANTEED:
-        return None  # other classes have no exclusive resources
+    # In other classes named containers alone have CPUs of their own, and no memory is pinned.
+    guaranteed = pod.qos is QosClass.GUARANTEED
     containers = tuple(
         _container(
             rules,
@@ -105,7 +107,7 @@ def shown_allocation(
         )
         for seen in pod.containers
     )
-    whole = pod.own.cpus not in shared and _is_exclusive(rules, pod.own, others)
+    whole = guaranteed and pod.own.cpus not in shared and _is_exclusive(rules, pod.own, others)
     if not whole and not any(one.cpus is not None or one.memory for one in containers):
         return None
     return PodAllocation(
@@ -116,7 +118,7 @@ def shown_allocation(
         spec_digest="",
         containers=containers,
         cpus=pod.own.cpus if whole else None,
-        memory=_pinned(rules, pod.own) if pod.own.memory else (),
+        memory=_pinned(rules, pod.own) if guaranteed and pod.own.memory else (),
         origin=Origin.RECOVERED,
     )
 
@@ -125,7 +127,7 @@ def contradictions(
     rules: EffectivePolicy, pod: ObservedPod, others: Sequence[ObservedContainer]
 ) -> Iterator[str]:
     """Yield the cgroups that look like an allocation and contradict another pod's cgroups."""
-    for seen in pod.containers if pod.qos is QosClass.GUARANTEED and rules.static_cpus else ():
+    for seen in pod.containers if rules.static_cpus else ():
         if not seen.cpus or not seen.cpus <= rules.assignable_cpus:
             continue
         overlapping = [o for o in others if seen.cpus & o.cpus]
@@ -148,7 +150,8 @@ def _is_exclusive(
     """
     if not rules.static_cpus:
         return False
-    possible = bool(seen.cpus) and seen.in_effect and seen.cpus <= rules.assignable_cpus
+    own = bool(seen.cpus) and not seen.inherits
+    possible = own and seen.in_effect and seen.cpus <= rules.assignable_cpus
     return possible and not any(seen.cpus & other.cpus for other in others)
 
 
@@ -168,7 +171,7 @@ def _container(
         kind=ContainerKind.APP,
         isolation=isolation if exclusive else Isolation.HOST,
         cpus=seen.cpus if exclusive else None,
-        memory=_pinned(rules, seen),
+        memory=_pinned(rules, seen) if pod.qos is QosClass.GUARANTEED else (),
     )
 
 

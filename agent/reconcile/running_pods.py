@@ -99,12 +99,14 @@ def _of_tier(
         named, own = layout.parse_pod(path), _state(tree, path)
         if named is not None and own is not None and own.populated:
             inside = ((each, _state(tree, each)) for each in containers(tree, path))
+            seen = _seen(tree, path, own, whole, pool)
+            # A container of a Guaranteed pod that inherits is one that has no allocation.
+            above = EMPTY if tier is Tier.GUARANTEED else seen.cpus
             running = tuple(
-                _seen(tree, each, state, _own_cpus(state, whole) or pool)
+                _seen(tree, each, state, whole, above)
                 for each, state in inside
                 if state is not None and state.populated
             )
-            seen = _seen(tree, path, own, _own_cpus(own, whole) or pool)
             yield path, ObservedPod(named.uid, _QOS[tier], seen, running)
 
 
@@ -132,13 +134,19 @@ def _own_cpus(state: CgroupState, whole: Mask) -> Mask:
     return EMPTY if whole and whole <= cpus else cpus
 
 
-def _seen(tree: CgroupTree, path: str, state: CgroupState, cpus: Mask) -> ObservedContainer:
+def _seen(
+    tree: CgroupTree, path: str, state: CgroupState, whole: Mask, above: Mask
+) -> ObservedContainer:
+    """Return what a cgroup shows; without CPUs of its own it has those of the cgroup `above`."""
+    own = _own_cpus(state, whole)
+    cpus = own or above
     return ObservedContainer(
         path.rpartition("/")[2],
         cpus,
         state.mems or EMPTY,
         cpus == (state.cpus_effective or cpus),
         _memory_limit(tree, path),
+        inherits=not own,
     )
 
 

@@ -124,9 +124,10 @@ def test_whatever_checkpoint_is_put_back_no_pod_is_given_what_a_running_pod_has(
         own = ledger.allocations[each.uid].exclusive_cpus
         if not rules.static_cpus or not own or own == shared_cpus(rules, older):
             continue
-        # Init containers are over: what only they had shows nowhere.
+        # Init containers are over: what only they had shows nowhere, or beside the shared pool.
+        whole = (each.own,) if each.own.cpus.isdisjoint(pool) else ()
         now = EMPTY
-        for part in (each.own, *each.containers):
+        for part in (*whole, *each.containers):
             now |= part.cpus & own
         if not now:
             continue

@@ -19,7 +19,7 @@ from agent.managers.recovery import (
     describe_recovered,
     recover,
 )
-from agent.pods.model import MEMORY, ContainerKind, QosClass
+from agent.pods.model import EXCLUSIVE, MEMORY, ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import rejected
 from tests.agent.managers.hosts import CONTAINER, GIB, POD, make_rules
@@ -86,6 +86,27 @@ class TestWhatIsEvidence:
         decision = confirmed(STRICT, pod(app("c1", resources("cpu=100m")), uid="b"), lone)
         assert decision.admitted
         assert allocated(decision.ledger) == {"b": ""}
+
+    def test_a_container_of_any_class_has_what_it_alone_shows(self) -> None:
+        """A pod that names containers carries the shared pool in its own cgroup."""
+        named = shown("a", "0-15", seen("x", "1-2"), seen("y", "0,3-15"), qos=QosClass.BURSTABLE)
+        shares = shown("b", "0,3-15", seen("z", "0,3-15"), qos=QosClass.BURSTABLE)
+        recovery = without_checkpoint(RULES, [named, shares])
+        assert allocated(recovery.ledger) == {"a": "1-2"}
+        asked = pod(
+            app("x", resources("cpu=2", limits="cpu=2")),
+            app("y"),
+            uid="a",
+            annotations={EXCLUSIVE: "x"},
+        )
+        decision = admit(RULES, recovery.ledger, asked)
+        assert decision.already_admitted
+        assert allocated(decision.ledger) == {"a": "1-2"}
+
+    def test_cpus_of_a_cgroup_above_are_no_evidence(self) -> None:
+        inherits = replace(seen("x", "1-15"), inherits=True)
+        lone = shown("b", "1-15", inherits, qos=QosClass.BURSTABLE)
+        assert allocated(without_checkpoint(STRICT, [lone]).ledger) == {}
 
     def test_contradictions_are_named_and_nothing_is_allocated(self) -> None:
         running = [shown("a", "1-2", seen("x", "1-2")), shown("b", "2-3", seen("y", "2-3"))]
@@ -262,7 +283,8 @@ def as_shown(allocation: PodAllocation, pool: Mask, *, limits: bool = False) -> 
     for number, one in enumerate(allocation.containers):
         cpus = pool if one.cpus is None else one.cpus
         union |= cpus
-        size = sum(block.size for block in one.memory if block.type == MEMORY) * limits
+        # Of those that share a budget without a limit of their own the pod's cgroup has the limit.
+        size = one.limits.get(MEMORY, 0) * limits
         if one.kind is not ContainerKind.INIT:
             scope = f"cri-containerd-{number}.scope"
             containers.append(ObservedContainer(scope, cpus, one.mems, memory=size))

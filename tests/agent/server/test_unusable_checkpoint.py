@@ -12,10 +12,12 @@ from msgspec.structs import replace
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import MemoryManagerPolicy, PluginDevice
+from agent.pods.model import EXCLUSIVE
 from agent.pods.quantity import Quantity
 from agent.state.store import CHECKPOINT_NAME
 from agent.state.store import peek as saved_state
 from cgroupfs.settings import KernelController
+from sysfs.mask import Mask
 from tests.agent.server.support import (
     OTHER_UID,
     UID,
@@ -88,6 +90,48 @@ async def test_running_pods_keep_their_cpus_until_confirmed(world: World, how: s
         assert world.kernel.procs(f"{POD}/c0") == (4711,)
         status = await asyncio.to_thread(agent.client.status)
         assert not any("was recovered" in line for line in status.condition_lines())
+
+
+@in_loop
+async def test_a_named_container_of_any_class_keeps_its_cpus_until_confirmed(world: World) -> None:
+    named = f"""
+apiVersion: v1
+kind: Pod
+metadata: {{name: web, namespace: shop, uid: {UID}, annotations: {{{EXCLUSIVE}: c0}}}}
+spec:
+  containers:
+  - {{name: c0, resources: {{requests: {{cpu: 2}}, limits: {{cpu: 2}}}}}}
+  - {{name: c1}}
+""".encode()
+    plain = b"""
+apiVersion: v1
+kind: Pod
+metadata: {name: plain, namespace: shop, uid: plain}
+spec: {containers: [{name: c0, resources: {requests: {cpu: 100m}}}]}
+"""
+    above = "kubepods/burstable/pod"
+    cgroups = [f"{above}{UID}/c0", f"{above}{UID}/c1", f"{above}plain/c0"]
+    async with running(world) as agent:
+        for asked in (named, plain):
+            await agent.ask(agent.client.admit, asked)
+        for number, path in enumerate(cgroups):
+            world.kernel.mkdir(path)
+            world.kernel.spawn(path, 4711 + number)
+        await agent.ask(agent.client.reconcile)
+        own = world.cpus_of(cgroups[0])
+        assert own == "1,9"
+    damage(world, "removed")
+    async with running(world) as agent:
+        other = await asyncio.to_thread(agent.client.admit, manifest("db", OTHER_UID))
+        assert other.pod is not None
+        assert other.pod.exclusive_cpus == "2,10"
+        confirmed = await asyncio.to_thread(agent.client.admit, named)
+        assert confirmed.already_admitted
+        assert confirmed.pod is not None
+        assert confirmed.pod.exclusive_cpus == own
+        assert [world.kernel.allowed(4711)[0], world.cpus_of(cgroups[0])] == [Mask.parse(own), own]
+        pool = Mask.parse("0-15") - Mask.parse("1-2,9-10")
+        assert [world.kernel.allowed(pid)[0] for pid in (4712, 4713)] == [pool, pool]
 
 
 @in_loop
