@@ -21,10 +21,10 @@ from msgspec import Struct
 
 from cgroupfs.errors import ControllerRejectedError, ControllerUnavailableError
 from cgroupfs.plan import WriteStage
-from cgroupfs.settings import EFFECTIVE, MEMS, KernelController
+from cgroupfs.settings import CPUS, EFFECTIVE, MEMS, KernelController
 from cgroupfs.state import EVENTS, GONE, MEMS_EFFECTIVE, POPULATED
-from cgroupfs.tree import ancestors
-from sysfs.mask import Mask
+from cgroupfs.tree import ancestors, is_within
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -78,23 +78,56 @@ class Applied(Struct, frozen=True):
 def apply(tree: CgroupTree, plan: Plan, of_host: Collection[str] = ()) -> Applied:
     """Write the plan in its order and read everything back.
 
-    When a cgroup that should shrink or be confined still uses more than its new set, the later
-    stages are skipped: no CPU is given to a cgroup while another one still uses it. That a cgroup
-    of `of_host` cannot be narrowed stops no stage: these belong to no pod, and a pod gets its CPUs
-    all the same. All other failures are only recorded.
+    No CPU is given to a cgroup while another one still uses it: when a cgroup that should shrink or
+    be confined still uses more than its new set, the later stages are skipped; when one that should
+    get other CPUs keeps its former ones, so are later writes that give these away. That a cgroup of
+    `of_host` keeps CPUs stops no write: these belong to no pod, and a pod gets its CPUs all the
+    same. All other failures are only recorded.
     """
     outcomes: list[WriteOutcome] = []
     blocker: WriteOutcome | None = None
     blocked_after = WriteStage.SETTLE
+    kept: list[tuple[WriteOutcome, Mask]] = []
     for write in plan.writes:
-        if blocker is not None and write.stage > blocked_after:
-            outcomes.append(_skipped(write, blocker))
+        late = blocker is not None and write.stage > blocked_after
+        cause = blocker if late else _taken_from(tree, write, kept)
+        if cause is not None:
+            outcomes.append(_skipped(write, cause))
             continue
         outcome = apply_write(tree, write)
         outcomes.append(outcome)
-        if blocker is None and write.cgroup not in of_host and _blocks(outcome):
-            blocker, blocked_after = outcome, write.stage
+        if outcome.result is WriteResult.OK or write.cgroup in of_host:
+            continue
+        if _blocks(outcome):
+            if blocker is None:
+                blocker, blocked_after = outcome, write.stage
+        elif outcome.result is WriteResult.FAILED and write.file == CPUS:
+            kept.append((outcome, _used(tree, write.cgroup) - Mask.parse(write.value)))
     return Applied(tuple(outcomes))
+
+
+def _taken_from(
+    tree: CgroupTree, write: Write, kept: Sequence[tuple[WriteOutcome, Mask]]
+) -> WriteOutcome | None:
+    """Return the failure that left a cgroup CPUs which a write would give to another one."""
+    if not kept or write.file != CPUS:
+        return None
+    gains = Mask.parse(write.value) - _used(tree, write.cgroup)
+    for outcome, cpus in kept:
+        own = outcome.write.cgroup
+        inside = is_within(own, (write.cgroup,)) or is_within(write.cgroup, (own,))
+        if not inside and not gains.isdisjoint(cpus):
+            return outcome
+    return None
+
+
+def _used(tree: CgroupTree, path: str) -> Mask:
+    """Return the CPUs that a cgroup uses, none for one that is gone or does not show it."""
+    try:
+        (text,) = tree.read_many(path, (EFFECTIVE[CPUS],))
+    except OSError:
+        return EMPTY
+    return Mask.parse((text or "").strip())
 
 
 def apply_write(tree: CgroupTree, write: Write) -> WriteOutcome:
@@ -174,7 +207,7 @@ def _controller_lost(write: Write) -> WriteOutcome:
 def _skipped(write: Write, blocker: WriteOutcome) -> WriteOutcome:
     first = blocker.write
     detail = (
-        f"not written because {first.file} of /{first.cgroup} could not be narrowed to "
+        f"not written because {first.file} of /{first.cgroup} could not be set to "
         f"{first.value}: {blocker.detail}"
     )
     return WriteOutcome(write, WriteResult.SKIPPED, detail=detail)

@@ -106,7 +106,7 @@ def moved_within(
     loss = _loss(rules, existing, allocation, allows)
     if loss is not None:
         return _rejected(decision, ledger, loss)
-    after = decision.ledger.with_allocation(allocation)
+    after = decision.ledger.with_same_requests(allocation)
     return replace(decision, allocation=allocation, ledger=after, resized=True)
 
 

@@ -62,7 +62,7 @@ def none_recorded(cgroups: int, error: SystemdError) -> Difference:
 
 
 def skipped(observed: Observation, outcomes: Iterable[WriteOutcome]) -> Iterator[Difference]:
-    """Report what was not written because another cgroup could not be narrowed first."""
+    """Report what was not written because another cgroup keeps CPUs that it should leave."""
     left = [outcome for outcome in outcomes if outcome.result is WriteResult.SKIPPED]
     owners = {item.setting.cgroup: item for item in (observed.desired if left else ())}
     for outcome in left:

@@ -112,7 +112,54 @@ def test_nothing_is_given_while_a_cgroup_could_not_be_shrunk(kernel: EmulatedKer
         WriteResult.SKIPPED,
     ]
     assert kernel.read("pods/a", "cpuset.cpus") == "\n"
-    assert "could not be narrowed to 0-1" in done.failures[1].detail
+    assert "could not be set to 0-1" in done.failures[1].detail
+
+
+@pytest.mark.parametrize(
+    ("of_host", "results"),
+    [(False, ["ok", "failed", "skipped"]), (True, ["ok", "failed", "ok"])],
+)
+def test_cpus_that_a_cgroup_could_not_leave_are_not_given_away(
+    kernel: EmulatedKernel, results: list[str], *, of_host: bool
+) -> None:
+    """`a` moves to other CPUs in one write, and `b` gets its former ones."""
+    kernel.mkdir("pods/pool")
+    before = {"pods/a": "1", "pods/b": "2", "pods/pool": "0,3-7"}
+    for path, cpus in before.items():
+        kernel.write(path, "cpuset.cpus", cpus)
+    tree = FaultyTree(kernel, reject_writes("pods/a", "cpuset.cpus", errno.EBUSY))
+    desired = (
+        Setting("pods/a", cpus=Mask.of(7), exclusive=True),
+        Setting("pods/b", cpus=Mask.parse("1-2"), exclusive=True),
+        Setting("pods/pool", cpus=Mask.parse("0,3-6")),
+    )
+    plan = make_plan(read_states(kernel, before), desired)
+    done = apply(tree, plan, ("pods/a",) if of_host else ())
+    assert [outcome.write.cgroup for outcome in done.outcomes] == ["pods/pool", "pods/a", "pods/b"]
+    assert [str(outcome.result) for outcome in done.outcomes] == results
+    if not of_host:
+        assert "/pods/a could not be set to 7: " in done.failures[1].detail
+        assert kernel.read("pods/b", "cpuset.cpus") == "2\n"
+        assert apply(kernel, make_plan(read_states(kernel, before), desired)).ok
+
+
+def test_what_is_above_and_inside_a_cgroup_that_keeps_its_cpus_is_written(
+    kernel: EmulatedKernel,
+) -> None:
+    kernel.mkdir("pods/a/app")
+    for path in ("pods/a", "pods/a/app"):
+        kernel.write(path, "cpuset.cpus", "1")
+    kernel.write("pods", "cpuset.cpus", "0-6")
+    tree = FaultyTree(kernel, reject_writes("pods/a", "cpuset.cpus", errno.EBUSY))
+    plan = Plan(
+        (
+            write("pods/a", "cpuset.cpus", "2", WriteStage.GIVE),
+            write("pods/a/app", "cpuset.cpus", "1", WriteStage.GIVE),
+            write("pods", "cpuset.cpus", "0-7", WriteStage.GIVE),
+        )
+    )
+    results = [outcome.result for outcome in apply(tree, plan).outcomes]
+    assert results == [WriteResult.FAILED, WriteResult.OK, WriteResult.OK]
 
 
 @pytest.mark.parametrize(

@@ -300,7 +300,7 @@ def test_what_could_not_shrink_keeps_others_from_getting_its_cpus() -> None:
     report = enforcer_of(FaultyTree(tree, stubborn), no_partitions).enforce(target(mixed(), WEB))
     assert set(by_pod(report)) >= {UID, OTHER}
     assert shown(tree, POD)[0] == "8-9"
-    assert any("could not be narrowed" in line for line in by_pod(report)[UID])
+    assert any("could not be set to" in line for line in by_pod(report)[UID])
 
 
 @pytest.mark.parametrize("for_good", [False, True])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
 
 from agent.api.client import AgentError
+from agent.api.documents.admissions import ResizeRequest
 from agent.api.documents.moves import MoveRequest
 from agent.managers.policy import MemoryManagerPolicy, TopologyManagerPolicy
 from agent.pods.model import MOVE
 from agent.server import metrics as names
+from sysfs.mask import Mask
 from tests.agent.server.support import OTHER_UID, UID, in_loop, manifest, next_event, running
 
 if TYPE_CHECKING:
@@ -93,6 +97,47 @@ async def test_a_plan_is_made_saved_enforced_and_reported(world: World) -> None:
         await agent.ask(agent.client.admit, NEW)
         assert cpus(agent, NEW_UID) == found.cpus
         assert (await plan(agent)).fits, "it is admitted"
+
+
+@in_loop
+async def test_cpus_that_a_pod_could_not_leave_are_given_to_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tight(world)
+    cgroup = f"kubepods/pod{UID}"
+    write, busy = world.kernel.write, True
+
+    def failing(path: str, file: str, value: str) -> None:
+        if busy and path.startswith(cgroup) and file == "cpuset.cpus":
+            raise OSError(errno.EBUSY, "busy", path)
+        write(path, file, value)
+
+    async with running(world) as agent:
+        await fill(agent)
+        world.kernel.mkdir(f"{cgroup}/c0")
+        world.kernel.spawn(f"{cgroup}/c0", 7)
+        await agent.controller.reconcile()
+        had = Mask.parse(cpus(agent))
+        monkeypatch.setattr(world.kernel, "write", failing)
+        [asked] = (await plan(agent)).moves
+        answer = await move(agent, asked)
+        assert answer.pod is not None
+        assert not answer.pod.enforcement.enforced
+        assert world.kernel.allowed(7)[0] == had
+        # A running pod does not get them.
+        grown = ResizeRequest(container="c0", cpus="6")
+        found = await asyncio.to_thread(agent.client.resize, OTHER_UID, grown)
+        assert found.pod is not None
+        assert not Mask.parse(found.pod.exclusive_cpus).isdisjoint(had), "the ledger gives them"
+        lines = found.pod.enforcement.differences
+        assert any(f"/{cgroup}/c0 could not be set to " in line for line in lines), lines
+        shown = world.kernel.read(f"kubepods/pod{OTHER_UID}", "cpuset.cpus.effective")
+        assert Mask.parse(shown.strip()).isdisjoint(had)
+        busy = False
+        await agent.controller.reconcile()
+        pods = await asyncio.to_thread(agent.client.pods)
+        assert [pod.enforcement.differences for pod in pods] == [()] * 3
+        assert world.kernel.allowed(7)[0] == Mask.parse(asked.new_cpus)
 
 
 @in_loop
