@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from agent.api.client import AgentError, Unreachable
+from agent.api.client import AgentError
 from agent.api.documents.document import Document, decode
 from agent.api.documents.moves import DefragmentDocument, MoveRequest, MovesDocument
 from agent.cli.common import agent_at
@@ -27,7 +27,7 @@ from agent.pods.model import full_name, name_and_uid
 from agent.tools.numa_calls import migrate, processes
 from cgroupfs.errors import CgroupError
 from cgroupfs.tree import KernelTree
-from sysfs.mask import Mask
+from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,7 +149,8 @@ def _cost(move: MoveDocument) -> str:
 def apply(file: Path, pressure: float, socket_path: str) -> int:
     """Move the pods of a PLAN, which `numawarden plan --for FILE -o json` wrote.
 
-    One after the other, each as a whole. It stops at a move that is rejected; those before stay.
+    One after the other, each as a whole. It stops at a move that is rejected, or that the kernel
+    does not enforce: the pod may still use what the next one gets. Moves that were made stay.
     The pod of the plan is not admitted: `numawarden admit FILE` does that.
 
     Exits with 1 if a move is rejected, with 7 if the kernel does not enforce one.
@@ -157,7 +158,6 @@ def apply(file: Path, pressure: float, socket_path: str) -> int:
     found = _read(file)
     if not found.moves:
         say("the plan has no moves")
-    code = ExitCode.OK
     for number, move in enumerate(found.moves):
         asked = MoveRequest(
             cpus=move.cpus,
@@ -169,43 +169,65 @@ def apply(file: Path, pressure: float, socket_path: str) -> int:
         try:
             with agent_at(socket_path) as agent:
                 answer = _moved(agent, move, asked)
-        except (CommandError, Unreachable):
-            _say_left(found, number)
+        except BaseException:
+            _say_left(found, number + 1)
             raise
         print_lines(_moved_lines(move, answer))
-        if answer.pod is None:
-            _say_left(found, number)
-            return ExitCode.REJECTED
-        if not answer.pod.enforcement.enforced:
-            code = ExitCode.NOT_ENFORCED
+        if answer.pod is None or not answer.pod.enforcement.enforced:
+            _say_left(found, number + 1)
+            return ExitCode.REJECTED if answer.pod is None else ExitCode.NOT_ENFORCED
     if found.moves:
         pod = f": admit {full_name(found)}" if isinstance(found, MovesDocument) else ""
         say(f"all moves are made{pod}")
-    return code
+    return ExitCode.OK
 
 
 def _moved(agent: AgentClient, move: MoveDocument, asked: MoveRequest) -> AdmissionDocument:
-    """Move a pod, its pages first; they go back if the agent rejects the move."""
-    tried = agent.move(move.uid, asked, dry_run=True)
-    if tried.pod is None:
-        return tried
+    """Move a pod, its pages first; they go back if the pod is not moved.
+
+    The kernel moves pages by the places of their nodes in both sets. So where some nodes stay and
+    others are new, the agent's write moves all pages: none may be elsewhere by then.
+    """
     old, new = Mask.parse(move.nodes), Mask.parse(move.new_nodes)
-    if tried.already_admitted or old <= new:
-        return agent.move(move.uid, asked)
+    left = old - new if old.isdisjoint(new) or new <= old else EMPTY
+    pod: PodDocument | None = None
 
     def may_go_on() -> bool:
         return agent.move(move.uid, asked, dry_run=True).pod is not None
 
-    pod = agent.pod(move.uid)
     try:
-        _migrate(pod, old - new, new, may_go_on)
+        tried = agent.move(move.uid, asked, dry_run=True)
+        if tried.pod is None:
+            return tried
+        if left and not tried.already_admitted:
+            pod = agent.pod(move.uid)
+            _migrate(pod, left, new, may_go_on)
+    except BaseException:
+        _not_made(pod, move)
+        raise
+    try:
         answer = agent.move(move.uid, asked)
     except AgentError:
-        _migrate(pod, new - old, old)
+        _not_made(pod, move)
+        raise
+    except BaseException:
+        say(f"not known whether made: {_change(move)}")
         raise
     if answer.pod is None:
-        _migrate(pod, new - old, old)
+        _back(pod, move)
     return answer
+
+
+def _not_made(pod: PodDocument | None, move: MoveDocument) -> None:
+    say(f"not made: {_change(move)}")
+    _back(pod, move)
+
+
+def _back(pod: PodDocument | None, move: MoveDocument) -> None:
+    """Move the pages of a pod back, if they were moved; None: they were not."""
+    old, new = Mask.parse(move.nodes), Mask.parse(move.new_nodes)
+    if pod is not None and new - old:
+        _migrate(pod, new - old, old)
 
 
 def _migrate(

@@ -204,7 +204,8 @@ class Api:
         return json_answer(await self._controller.advice.fit(pod, most))
 
     async def _plan(self, request: Request) -> Response:
-        pod = (await self._manifest_of(await _body(request))).pod
+        manifest = await self._manifest_of(await _body(request))
+        pod = await self._controller.decider.informed(manifest.pod, API)
         return json_answer(await self._controller.plan(pod))
 
     async def _defragment(self, _request: Request) -> Response:

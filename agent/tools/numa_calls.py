@@ -23,7 +23,7 @@ from agent.managers.numa_policy import NumaMode
 from cgroupfs.tree import descendants
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from agent.managers.numa_policy import NumaPolicy
     from cgroupfs.tree import CgroupTree
@@ -39,14 +39,30 @@ _MODES: Final = MappingProxyType(
 )
 
 
-def processes(tree: CgroupTree, cgroups: Iterable[str]) -> tuple[int, ...]:
-    """Return the processes in cgroups and their descendants; a cgroup that is gone has none."""
-    found: set[int] = set()
-    for cgroup in cgroups:
-        for path in (cgroup, *descendants(tree, cgroup)):
-            with suppress(FileNotFoundError):
-                found.update(tree.procs(path))
-    return tuple(sorted(found))
+def processes(tree: CgroupTree, cgroups: Iterable[str]) -> Iterator[int]:
+    """Yield the processes in cgroups and their descendants, each if it is still there then.
+
+    An id may be another process' by now. What a process starts meanwhile is left out. Raises
+    `OSError` and `CgroupError` as the tree does.
+    """
+    paths = (path for cgroup in cgroups for path in (cgroup, *descendants(tree, cgroup)))
+    for path in dict.fromkeys(paths):
+        for pid in _processes_in(tree, path):
+            if pid in _processes_in(tree, path):
+                yield pid
+
+
+def _processes_in(tree: CgroupTree, path: str) -> tuple[int, ...]:
+    """Return the processes of a cgroup; of one that is gone, or threaded, none.
+
+    The processes of threads in threaded cgroups are listed by the cgroup above these.
+    """
+    try:
+        return tree.procs(path)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP):
+            return ()
+        raise
 
 
 def migrate(pid: int, old: Mask, new: Mask) -> None:

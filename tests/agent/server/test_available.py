@@ -102,6 +102,16 @@ async def test_a_pod_that_is_to_be_spread_goes_where_others_leave_it_enough(page
 
 
 @in_loop
+async def test_a_plan_says_what_a_pod_that_is_to_be_spread_would_get(paged: World) -> None:
+    free(paged, 0, 4)
+    free(paged, 1, 0)
+    body = pages(UID, annotation="agent.numawarden/placement: spread")
+    async with running(paged) as agent:
+        found = await asyncio.to_thread(agent.client.plan, body)
+        assert (found.fits, found.nodes) == (True, "0")
+
+
+@in_loop
 async def test_fit_says_which_copy_would_lack_memory(paged: World) -> None:
     async with running(paged) as agent:
 

@@ -89,4 +89,41 @@ def test_the_processes_of_a_pod_are_those_of_all_its_cgroups() -> None:
         kernel.mkdir(path)
         if pid:
             kernel.spawn(path, pid)
-    assert processes(kernel, ("pod", "pod/c0", "gone")) == (2, 3)
+    assert tuple(processes(kernel, ("pod", "pod/c0", "gone"))) == (3, 2)
+
+
+def test_a_process_that_left_meanwhile_is_left_out() -> None:
+    """Its id may be another process' by now, in another pod."""
+    kernel = EmulatedKernel(Mask.of(0, 1), Mask.of(0))
+    for path in ("pod", "other"):
+        kernel.mkdir(path)
+    for pid in (2, 3, 4):
+        kernel.spawn("pod", pid)
+    found = processes(kernel, ("pod",))
+    assert next(found) == 2
+    kernel.exit(3)
+    kernel.spawn("other", 3)
+    assert list(found) == [4]
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.ENODEV, errno.EIO])
+def test_a_threaded_cgroup_and_one_that_is_being_removed_have_none(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    kernel = EmulatedKernel(Mask.of(0, 1), Mask.of(0))
+    for path in ("pod", "pod/vcpu"):
+        kernel.mkdir(path)
+    kernel.spawn("pod", 2)
+    procs = kernel.procs
+
+    def failing(path: str) -> tuple[int, ...]:
+        if path == "pod/vcpu":
+            raise OSError(code, "no", path)
+        return procs(path)
+
+    monkeypatch.setattr(kernel, "procs", failing)
+    if code == errno.EIO:
+        with pytest.raises(OSError, match="no"):
+            tuple(processes(kernel, ("pod",)))
+    else:
+        assert tuple(processes(kernel, ("pod",))) == (2,)
