@@ -86,7 +86,8 @@ def amount_options(command: _Command) -> _Command:
 def admitted(agent: AgentClient, manifest: bytes, require: str) -> PodDocument | None:
     """Return the pod of a manifest as admitted, with its cgroups; print why it was rejected.
 
-    A pod that is not enforced is removed again, and raises `CommandError`.
+    A pod that is not enforced, or whose CPUs another pod still uses, is removed again, and raises
+    `CommandError`.
     """
     answer = agent.admit(manifest, require=require, advice=True)
     warn(answer.warnings)
@@ -94,9 +95,12 @@ def admitted(agent: AgentClient, manifest: bytes, require: str) -> PodDocument |
         for line in admission_lines(answer):
             say(line, err=True)
         return None
-    if not answer.pod.enforcement.enforced:
+    # Of others that may use its CPUs those of the host are told of; a pod should have left them.
+    by_pods = (each.message for each in answer.pod.intruding if each.user)
+    lacking = (*answer.pod.enforcement.differences, *by_pods)
+    if lacking:
         agent.remove(answer.uid)
-        lines = "\n".join(answer.pod.enforcement.differences)
+        lines = "\n".join(lacking)
         raise CommandError(f"the pod was not enforced and is removed:\n{lines}",
                            ExitCode.NOT_ENFORCED)  # fmt: skip
     return agent.pod(answer.uid)

@@ -102,6 +102,9 @@ class Recorder(KernelEnforcement, Store):
     def count_intruders(self, target: Desired, outcome: EnforcementReport, online: Mask) -> None:
         del target, outcome, online
 
+    def lacking_memory(self, target: Desired, nodes: Iterable[MachineNode]) -> None:
+        del target, nodes
+
     def locate(
         self, target: Desired, allocation: PodAllocation, container: str, request: BindRequest
     ) -> Binding:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.api.documents.moves import MoveRequest
 from agent.cli.errors import ExitCode
 from agent.cli.workloads import NOT_EXECUTABLE, NOT_FOUND
 from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.numa_policy import NumaMode, NumaPolicy
+from agent.pods.model import MOVE
 from sysfs.mask import Mask
 from tests.agent.cli.workloads.hosts import PID
+from tests.agent.server.support import UID, manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +35,32 @@ def test_a_command_is_confined_before_its_first_instruction(host: CommandHost) -
     assert (started.cpus, started.nodes) == (Mask.of(1, 9), Mask.of(0))
     assert out == "", "standard output is the command's"
     assert "main  CPUs 1,9 (its own), 1Gi of memory on node 0" in err
+
+
+def test_it_is_not_started_on_cpus_that_another_pod_could_not_leave(
+    host: CommandHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, client = host.world.kernel, host.agent.client
+    annotation = f"  annotations: {{{MOVE}: cpus}}\nspec:\n".encode()
+    assert client.admit(manifest().replace(b"spec:\n", annotation, 1)).admitted
+    cgroup = client.pod(UID).kernel[0].cgroup.strip("/")
+    kernel.spawn(cgroup, 7)
+    write = kernel.write
+
+    def failing(path: str, file: str, value: str) -> None:
+        if path == cgroup and file == "cpuset.cpus":
+            raise OSError(errno.EBUSY, "busy", path)
+        write(path, file, value)
+
+    monkeypatch.setattr(kernel, "write", failing)
+    asked = MoveRequest(cpus="1,9", new_cpus="2,10", nodes="0", new_nodes="0")
+    assert client.move(UID, asked).admitted
+    assert kernel.allowed(7)[0] == Mask.of(1, 9)
+    code, _, err = host.run("run", "--cpus", "2", "true")
+    assert (code, host.started) == (ExitCode.NOT_ENFORCED, [])
+    assert "the pod was not enforced and is removed" in err
+    assert "shop/web" in err
+    assert [pod.uid for pod in host.pods] == [UID]
 
 
 def test_its_memory_is_interleaved_where_that_is_asked(host: CommandHost) -> None:
