@@ -16,9 +16,11 @@ from agent.pods.model import MOVE
 from cgroupfs.emulated.kernel import EmulatedKernel
 from sysfs.described import regular_host
 from sysfs.mask import Mask
-from tests.agent.server.support import OTHER_UID, UID, manifest
+from tests.agent.server.support import OTHER_UID, UID, make_world, manifest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.agent.cli.shell import Shell
     from tests.agent.server.support import Running, World
 
@@ -26,8 +28,9 @@ FREE = {"free": 1, "onOneNode": 1, "wholeCores": 1, "fragmentation": 0.0}
 
 
 @pytest.fixture
-def world(world: World) -> World:
+def world(tmp_path: Path) -> World:
     """Return a host of four nodes with four cores of two threads each."""
+    world = make_world(tmp_path)
     host = regular_host(packages=4, cores_per_node=4)
     world.kernel = EmulatedKernel(host.online, Mask.parse("0-3"))
     world.change_host(host)

@@ -51,10 +51,11 @@ from tests.agent.reconcile.pods import observed_cgroups, unenforced
 from tests.agent.server.support import OTHER_UID, UID, FakeClock, in_loop, manifest, two_packages
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
     from agent.api.documents.admissions import AdmissionDocument
     from agent.managers.allocation import PodAllocation
+    from agent.managers.machine import MachineNode
     from agent.pods.model import Pod
     from agent.reconcile.target import Desired
     from sysfs.host import Host

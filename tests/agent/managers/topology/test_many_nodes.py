@@ -32,6 +32,8 @@ from agent.managers.topology.many_nodes import (
     smallest,
 )
 from agent.managers.topology.merge import best_few, reachable_masks
+from agent.pods.changes import without_annotation
+from agent.pods.model import NUMA_POLICY
 from sysfs.mask import Mask
 from tests.agent.managers.test_invariants import machines, pods, rule_sets
 from tests.agent.managers.topology.families import (
@@ -239,7 +241,8 @@ def test_whole_admissions_are_the_same_by_rules_as_by_lists(
             desired = {
                 name: count << 30 * (name not in ("gpu", "nic")) for name, count in desired.items()
             }
-            asked = data.draw(pods(f"u-{number}"))
+            # Memory as wide as the CPUs need is for listed hints alone.
+            asked = without_annotation(data.draw(pods(f"u-{number}")), NUMA_POLICY)
             ledger = _admitted(
                 lists, rules, ledger, with_more(asked, desired) if desired else asked
             )
