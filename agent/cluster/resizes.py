@@ -63,7 +63,9 @@ def resize_rejected(pod: PodAllocation, name: str, asked: ContainerResources) ->
         subject, millis = f"container {name} keeps its exclusive CPUs", _own_millis(pod, container)
         return _not_resized(f"{subject} {container.cpus}", millis, millis, asked)
     # The request of this container is a weight alone, which the runtime changes.
-    limit = container.cpu.limit_millis or pod.cpu.limit_millis
+    own = container.cpu.limit_millis
+    stated = _stated_millis(pod, name if own else None)
+    limit = stated or own or pod.cpu.limit_millis
     return _not_resized(f"container {name} keeps its CPU limit", limit, None, asked)
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from agent.cluster.nri.messages import ContainerResources, PodSandbox
 from agent.cluster.resizes import pod_resize_rejected, resize_rejected, resized_to
-from agent.pods.model import ROUND_UP
+from agent.pods.model import EXCLUSIVE, ROUND_UP
 from tests.agent.managers.drafts import allocated
 from tests.agent.managers.hosts import CONTAINER, GIB, SMT, make_rules
-from tests.agent.pods.pods import app, guaranteed, pod
+from tests.agent.pods.pods import app, guaranteed, pod, resources
 
 _PERIOD = 100_000
 
@@ -48,6 +48,22 @@ def test_an_update_of_the_sandbox_is_compared_with_the_pod_level_of_the_manifest
     assert len(found.exclusive_cpus) == 6
     update = PodSandbox("s", found.uid, "", "", cpu_quota=cpus * _PERIOD, cpu_period=_PERIOD)
     rejected = pod_resize_rejected(found, 0, update)
+    assert rejected.startswith(why)
+    assert bool(rejected) == bool(why)
+
+
+@pytest.mark.parametrize(("cpus", "why"), [(3, ""), (4, "container rest keeps its CPU limit")])
+def test_a_container_that_shares_cpus_is_compared_with_the_limit_of_the_manifest(
+    cpus: int, why: str
+) -> None:
+    named = app("main", resources("cpu=3", limits="cpu=3"))
+    rest = app("rest", resources("cpu=3", limits="cpu=3"))
+    found = allocated(
+        make_rules(SMT, scope=CONTAINER),
+        pod(named, rest, annotations={ROUND_UP: "cores", EXCLUSIVE: "main"}),
+    )
+    update = ContainerResources(quota_us=cpus * _PERIOD, period_us=_PERIOD)
+    rejected = resize_rejected(found, "rest", update)
     assert rejected.startswith(why)
     assert bool(rejected) == bool(why)
 
