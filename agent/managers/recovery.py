@@ -34,6 +34,7 @@ from agent.managers.allocation import (
 )
 from agent.managers.cpu.manager import exclusive_cpus, shared_cpus
 from agent.managers.memory.state import charged_blocks
+from agent.managers.pools import pod_pools
 from agent.managers.rules import charged
 from agent.pods.model import MEMORY, ContainerKind, QosClass, name_and_uid
 from sysfs.mask import EMPTY, Mask
@@ -93,8 +94,8 @@ def shown_allocation(
     """Return the allocation without a name that a pod's cgroups show, None when they show none.
 
     `others` are the cgroups of all other pods. `shared` are the node's shared pool and those of
-    `agent.pools`, as known from a checkpoint: a cgroup with exactly the CPUs of one has no
-    exclusive CPUs.
+    `agent.pools` with pods in them, as known from a checkpoint: a cgroup with exactly the CPUs of
+    one has no exclusive CPUs.
     """
     # In other classes named containers alone have CPUs of their own, and no memory is pinned.
     guaranteed = pod.qos is QosClass.GUARANTEED
@@ -234,7 +235,9 @@ def recover(
     shared: Collection[Mask] = ()
     if ledger.allocations:
         node = shared_cpus(rules, ledger)
-        shared = (node, *(pool.cpus & node for pool in rules.policy.pools))
+        # A pool without pods may have been given away since the checkpoint.
+        pools = pod_pools(rules, ledger.allocations.values(), node)
+        shared = {node, *(pool.cpus for pool in pools.values())}
     observed = [pod for pod in pods if pod.uid in ledger.allocations or pod.uid not in orphaned]
     unknown = [pod for pod in observed if pod.uid not in ledger.allocations]
     found: dict[str, PodAllocation] = {}

@@ -11,7 +11,7 @@ from agent.managers.admission import admit, remove
 from agent.managers.allocation import Isolation, Origin
 from agent.managers.cpu.manager import shared_cpus, shared_pool
 from agent.managers.memory.state import memory_charge
-from agent.managers.policy import NodeFit
+from agent.managers.policy import NodeFit, Pool
 from agent.managers.recovery import (
     ObservedContainer,
     ObservedPod,
@@ -19,7 +19,7 @@ from agent.managers.recovery import (
     describe_recovered,
     recover,
 )
-from agent.pods.model import EXCLUSIVE, MEMORY, ContainerKind, QosClass
+from agent.pods.model import EXCLUSIVE, MEMORY, POOL, ContainerKind, QosClass
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import rejected
 from tests.agent.managers.hosts import CONTAINER, GIB, POD, make_rules
@@ -107,6 +107,25 @@ class TestWhatIsEvidence:
         inherits = replace(seen("x", "1-15"), inherits=True)
         lone = shown("b", "1-15", inherits, qos=QosClass.BURSTABLE)
         assert allocated(without_checkpoint(STRICT, [lone]).ledger) == {}
+
+    @pytest.mark.parametrize("used", [False, True])
+    def test_the_cpus_of_a_pool_without_pods_may_be_those_of_a_pod(self, *, used: bool) -> None:
+        """They were given away since the checkpoint; a pool with pods in it is not."""
+        policy = replace(RULES.policy, pools=(Pool("a", Mask.parse("1-2")),))
+        rules = replace(RULES, policy=policy)
+        ledger = admit(rules, rules.empty_ledger(), asking("cpu=4 memory=1Gi", "gone")).ledger
+        ledger = admit(rules, ledger, asking("cpu=3 memory=1Gi", "keep")).ledger
+        ledger = remove(rules, ledger, "gone")
+        if used:
+            inside = pod(app("c1"), uid="inside", annotations={POOL: "a"})
+            ledger = admit(rules, ledger, inside).ledger
+        running = [shown("keep", "5-7", seen("x", "5-7")), shown("z", "1-2", seen("x", "1-2"))]
+        recovered = recover(rules, ledger, running).ledger
+        found = allocated(recovered).get("z")
+        assert found == (None if used else "1-2")
+        new = admit(rules, recovered, asking("cpu=2 memory=1Gi", "new")).allocation
+        assert new is not None
+        assert used or new.exclusive_cpus.isdisjoint(Mask.parse("1-2"))
 
     def test_contradictions_are_named_and_nothing_is_allocated(self) -> None:
         running = [shown("a", "1-2", seen("x", "1-2")), shown("b", "2-3", seen("y", "2-3"))]
