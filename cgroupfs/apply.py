@@ -78,11 +78,15 @@ class Applied(Struct, frozen=True):
 def apply(tree: CgroupTree, plan: Plan, of_host: Collection[str] = ()) -> Applied:
     """Write the plan in its order and read everything back.
 
-    No CPU is given to a cgroup while another one still uses it: when a cgroup that should shrink or
-    be confined still uses more than its new set, the later stages are skipped; when one that should
-    get other CPUs keeps its former ones, so are later writes that give these away. That a cgroup of
-    `of_host` keeps CPUs stops no write: these belong to no pod, and a pod gets its CPUs all the
-    same. All other failures are only recorded.
+    No CPU is given to a cgroup while another pod's still uses it:
+
+    1. When a cgroup that should shrink or be confined still uses more than its new set, the later
+       stages are skipped.
+    2. When one that should get other CPUs keeps former ones, whether its write failed, had no
+       effect or was skipped, each later write is skipped that would give these away.
+
+    Cgroups of `of_host` are no pod's: what they keep stops no write. All other failures are only
+    recorded.
     """
     outcomes: list[WriteOutcome] = []
     blocker: WriteOutcome | None = None
@@ -91,17 +95,13 @@ def apply(tree: CgroupTree, plan: Plan, of_host: Collection[str] = ()) -> Applie
     for write in plan.writes:
         late = blocker is not None and write.stage > blocked_after
         cause = blocker if late else _taken_from(tree, write, kept)
-        if cause is not None:
-            outcomes.append(_skipped(write, cause))
-            continue
-        outcome = apply_write(tree, write)
+        outcome = apply_write(tree, write) if cause is None else _skipped(write, cause)
         outcomes.append(outcome)
-        if outcome.result is WriteResult.OK or write.cgroup in of_host:
+        if outcome.result in (WriteResult.OK, WriteResult.GONE) or write.cgroup in of_host:
             continue
-        if _blocks(outcome):
-            if blocker is None:
-                blocker, blocked_after = outcome, write.stage
-        elif outcome.result is WriteResult.FAILED and write.file == CPUS:
+        if blocker is None and _blocks(outcome):
+            blocker, blocked_after = outcome, write.stage
+        if write.file == CPUS:
             kept.append((outcome, _used(tree, write.cgroup) - Mask.parse(write.value)))
     return Applied(tuple(outcomes))
 
@@ -109,20 +109,20 @@ def apply(tree: CgroupTree, plan: Plan, of_host: Collection[str] = ()) -> Applie
 def _taken_from(
     tree: CgroupTree, write: Write, kept: Sequence[tuple[WriteOutcome, Mask]]
 ) -> WriteOutcome | None:
-    """Return the failure that left a cgroup CPUs which a write would give to another one."""
+    """Return the failure after which another cgroup has CPUs that this write would give away."""
     if not kept or write.file != CPUS:
         return None
     gains = Mask.parse(write.value) - _used(tree, write.cgroup)
     for outcome, cpus in kept:
-        own = outcome.write.cgroup
-        inside = is_within(own, (write.cgroup,)) or is_within(write.cgroup, (own,))
-        if not inside and not gains.isdisjoint(cpus):
+        holder = outcome.write.cgroup
+        related = is_within(holder, (write.cgroup,)) or is_within(write.cgroup, (holder,))
+        if not related and not gains.isdisjoint(cpus):
             return outcome
     return None
 
 
 def _used(tree: CgroupTree, path: str) -> Mask:
-    """Return the CPUs that a cgroup uses, none for one that is gone or does not show it."""
+    """Return the CPUs that a cgroup uses, none if it is gone or the file cannot be read."""
     try:
         (text,) = tree.read_many(path, (EFFECTIVE[CPUS],))
     except OSError:

@@ -143,6 +143,42 @@ def test_cpus_that_a_cgroup_could_not_leave_are_not_given_away(
         assert apply(kernel, make_plan(read_states(kernel, before), desired)).ok
 
 
+def test_cpus_are_not_passed_on_along_a_chain(kernel: EmulatedKernel) -> None:
+    """Each gets what the one before leaves; the first keeps its own, and so do all others."""
+    before = {"pods/a": "0", "pods/b": "2", "pods/c": "3"}
+    kernel.mkdir("pods/c")
+    for path, cpus in before.items():
+        kernel.write(path, "cpuset.cpus", cpus)
+    tree = FaultyTree(kernel, reject_writes("pods/a", "cpuset.cpus", errno.EBUSY))
+    desired = [
+        Setting(path, cpus=Mask.parse(cpus), exclusive=True)
+        for path, cpus in (("pods/a", "1"), ("pods/b", "0"), ("pods/c", "2"))
+    ]
+    done = apply(tree, make_plan(read_states(kernel, before), desired))
+    assert [str(outcome.result) for outcome in done.outcomes] == ["failed", "skipped", "skipped"]
+    assert {path: kernel.read(path, "cpuset.cpus").strip() for path in before} == before
+
+
+def test_a_container_whose_pod_could_not_be_widened_keeps_the_pods_cpus(
+    kernel: EmulatedKernel,
+) -> None:
+    """The write to the container succeeds, and the kernel uses what the pod has."""
+    kernel.mkdir("pods/a/app")
+    before = {"pods/a": "0", "pods/a/app": "0", "pods/b": "2"}
+    for path, cpus in before.items():
+        kernel.write(path, "cpuset.cpus", cpus)
+    tree = FaultyTree(kernel, reject_writes("pods/a", "cpuset.cpus", errno.EBUSY))
+    desired = [
+        Setting(path, cpus=Mask.parse(cpus), exclusive=True)
+        for path, cpus in (("pods/a", "1"), ("pods/a/app", "1"), ("pods/b", "0"))
+    ]
+    done = apply(tree, make_plan(read_states(kernel, before), desired))
+    results = {(each.write.cgroup, str(each.result)) for each in done.outcomes}
+    assert ("pods/a/app", "not effective") in results
+    assert ("pods/b", "skipped") in results
+    assert kernel.read("pods/b", "cpuset.cpus").strip() == "2"
+
+
 def test_what_is_above_and_inside_a_cgroup_that_keeps_its_cpus_is_written(
     kernel: EmulatedKernel,
 ) -> None:
