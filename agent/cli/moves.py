@@ -201,7 +201,9 @@ def _moved(agent: AgentClient, move: MoveDocument, asked: MoveRequest) -> Admiss
             return tried
         if left and not tried.already_admitted:
             pod = agent.pod(move.uid)
-            _migrate(pod, left, new, may_go_on)
+            # It makes no other change meanwhile.
+            otherwise = f"the agent moves the memory of {full_name(pod)} itself"
+            _migrate(pod, left, new, otherwise, may_go_on)
     except BaseException:
         _not_made(pod, move)
         raise
@@ -227,15 +229,21 @@ def _back(pod: PodDocument | None, move: MoveDocument) -> None:
     """Move the pages of a pod back, if they were moved; None: they were not."""
     old, new = Mask.parse(move.nodes), Mask.parse(move.new_nodes)
     if pod is not None and new - old:
-        _migrate(pod, new - old, old)
+        _migrate(
+            pod, new - old, old, f"memory of {full_name(pod)} is left on node {move.new_nodes}"
+        )
 
 
 def _migrate(
-    pod: PodDocument, old: Mask, new: Mask, may_go_on: Callable[[], bool] = lambda: True
+    pod: PodDocument,
+    old: Mask,
+    new: Mask,
+    otherwise: str,
+    may_go_on: Callable[[], bool] = lambda: True,
 ) -> None:
     """Move the pages of a pod's processes; between these ask, once a second, whether to go on.
 
-    If this fails, the agent moves them, and makes no other change meanwhile.
+    If this fails, that is a warning, which begins with `otherwise`: what becomes of the pages.
     """
     parts = (pod.kernel, *(container.kernel for container in pod.containers))
     cgroups = [each.cgroup.strip("/") for part in parts for each in part]
@@ -249,7 +257,7 @@ def _migrate(
                         return
                     asked = time.monotonic()
     except (OSError, CgroupError) as error:
-        warn([f"the agent moves the memory of {full_name(pod)} itself: {error}"])
+        warn([f"{otherwise}: {error}"])
 
 
 def _moved_lines(move: MoveDocument, answer: AdmissionDocument) -> Iterator[str]:

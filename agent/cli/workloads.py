@@ -95,7 +95,7 @@ def admitted(agent: AgentClient, manifest: bytes, require: str) -> PodDocument |
         for line in admission_lines(answer):
             say(line, err=True)
         return None
-    # Of others that may use its CPUs those of the host are told of; a pod should have left them.
+    # A program of the host that may use its CPUs is only reported; another pod must not be there.
     by_pods = (each.message for each in answer.pod.intruding if each.user)
     lacking = (*answer.pod.enforcement.differences, *by_pods)
     if lacking:

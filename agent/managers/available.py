@@ -19,6 +19,7 @@ from agent.managers.allocation import MemoryBlock
 from agent.managers.amounts import nodes_text, size_text
 from agent.managers.memory.state import charged_blocks, hugepages_type, memory_charge
 from agent.managers.trials import decided
+from agent.pods.changes import with_annotation
 from agent.pods.model import MEMORY, NEAR_NODES
 
 if TYPE_CHECKING:
@@ -115,8 +116,7 @@ def near_nodes(
         return
     nodes = sorted(available, key=lambda node: -available[node].get(lacking.type, 0))
     for node in nodes[:_MOST_TRIED]:
-        annotations = MappingProxyType({**pod.annotations, NEAR_NODES: str(node)})
-        found = decided(rules, ledger, replace(pod, annotations=annotations)).allocation
+        found = decided(rules, ledger, with_annotation(pod, NEAR_NODES, str(node))).allocation
         enough = found is not None and not lacks(blocks_of(found), available)
         yield f'with the annotation {NEAR_NODES}: "{node}" all of it is there' if enough else None
 

@@ -1,13 +1,13 @@
 """Plans of moves: which running pods would have to move.
 
-In go the ledger and a pod that does not fit, out comes the best `MovePlan` that was tried, of at
-most two moves (`plan`); without such a pod, moves that give one NUMA node more free CPUs
-(`defragment`). Always true:
+In go the rules and the ledger. `plan` makes room for a pod that does not fit, by one or two moves.
+`defragment` gives one NUMA node more free CPUs, for no pod in particular. Both yield None while
+they try, and at last the best `MovePlan` that they found. Always true:
 
 1. Every step of a plan was tried as it will be made (`agent.managers.moves`), on the ledger that
-   the step before leaves, and at last the admission of the pod.
+   the step before leaves. The last step that is tried for a pod is its admission.
 2. Not every place of a pod is tried: a plan may exist where none is found, or a better one.
-3. A search ends after `MOST_TRIED` trials; what it has found then says so.
+3. The number of trials is bounded. A plan that the bound cut off says so (`MovePlan.limited`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from agent.managers.ledger import Ledger
     from agent.managers.rules import EffectivePolicy
 
-#: The most trials: of a plan the combinations of pods, each some five decisions; of defragmenting
-#: the pods on other nodes, each one decision or two.
+#: The most trials. `plan` counts combinations of pods that allow moves, some five decisions each;
+#: `defragment` counts pairs of a pod and a node, one or two decisions each.
 MOST_TRIED: Final = 2000
-#: The most pods that are tried in addition although they do not allow it.
+#: The most pods that `plan` then tries as if they allowed more than they do.
 MOST_OTHERS: Final = 50
-#: The most pods that a plan moves, for a pod and to defragment.
+#: The most pods that a plan moves for a pod.
 MOST_MOVES: Final = 2
+#: The most pods that are moved to defragment.
 MOST_DEFRAGMENTING: Final = 8
 
 
@@ -50,25 +51,25 @@ class MovePlan(Struct, frozen=True):
 
     moves: tuple[Move, ...] = ()
     #: What the pod to make room for would get after them; None where nothing that was tried makes
-    #: room, and without such a pod.
+    #: room, and always None from `defragment`.
     allocation: PodAllocation | None = None
     #: Where nothing makes room: pods each of which alone would, with the value that its annotation
     #: lacks.
     would_help: tuple[tuple[str, Movable], ...] = ()
-    #: There are more combinations of pods than were tried.
+    #: `MOST_TRIED` or `MOST_OTHERS` cut the search off.
     limited: bool = False
-    #: The most bytes of pinned memory that leave a node.
+    #: An upper bound of the bytes of pinned memory that leave their nodes.
     memory: int = 0
 
     @property
     def cost(self) -> tuple[int, int, int]:
-        """The better of two plans has the smaller cost."""
+        """The moves, the bytes of memory and the CPUs that move; the smaller cost is the better."""
         cpus = sum(len(move.after.cpus - move.before.cpus) for move in self.moves)
         return len(self.moves), self.memory, cpus
 
 
 def plan(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[MovePlan | None]:
-    """Yield None after each trial, then the plan that makes room for a pod.
+    """Yield None while plans for a pod are tried, then the best, without moves if none makes room.
 
     Pods that allow it are tried alone, then two together. Of plans with as many moves the one that
     moves the least memory, then the fewest CPUs, is taken. Pure; device plugins are not asked.
@@ -78,7 +79,7 @@ def plan(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[MovePlan 
         yield MovePlan(allocation=now)
         return
     pods = [each for each in ledger.allocations.values() if sets_of(each) and each.uid != pod.uid]
-    # Small pods first: they are the cheapest to move, should not all be tried.
+    # Small pods first: they are the cheapest to move, in case not all can be tried.
     pods.sort(key=lambda each: len(each.exclusive_cpus))
     moving = [spec for each in pods if isinstance(spec := movable(each, allowed(each)), Pod)]
     best, limited, left = None, False, MOST_TRIED
@@ -117,7 +118,7 @@ def _room(
     """Return the moves of chosen pods that make room for a pod, None if these do not.
 
     1. The pod is admitted without them, then they are admitted again beside it, in the order of
-       their admission. That gives their new places; one may get its own again, and stays.
+       their admission. That gives their new places. A pod that gets its own again is not moved.
     2. They are moved there one after the other, in the first order in which each place is free;
        then the pod is admitted.
     """
@@ -147,7 +148,7 @@ def _tried(
     moves: tuple[Move, ...],
     allows: Movable | None,
 ) -> MovePlan | None:
-    """Make moves in this order, then admit the pod; return the plan if nothing is rejected."""
+    """Try moves in this order, then the admission; return the plan if nothing is rejected."""
     memory = 0
     for move in moves:
         decision = moved(rules, ledger, move, allows)
@@ -160,17 +161,20 @@ def _tried(
 
 
 def _memory(before: Ledger, after: PodAllocation) -> int:
-    """Return the most bytes of pinned memory of a pod that leave a node."""
+    """Return an upper bound of the bytes of a pod's pinned memory that leave their nodes."""
     return sum(size for _, size in leaving(before.allocations[after.uid], after))
 
 
 def defragment(rules: EffectivePolicy, ledger: Ledger) -> Iterator[MovePlan | None]:
-    """Yield None after each trial, then moves after which one NUMA node has more free CPUs.
+    """Yield None while moves are tried, then those after which one NUMA node has more free CPUs.
 
-    Each is the best of all moves of one pod to another node: the one after which a node has the
-    most free CPUs, then the most are in whole cores, then that which moves the least memory, then
-    the fewest CPUs. A pod moves once. The moves end where none helps. Pure; device plugins are not
-    asked.
+    Each is the best move of one pod to another node that was tried. It is the one after which
+
+    1. one node has the most free CPUs,
+    2. then the most free CPUs are in whole cores;
+    3. then the one that moves the least memory, then the fewest CPUs.
+
+    A pod moves once. The moves end where none helps. Pure; device plugins are not asked.
     """
     done = MovePlan()
     free = free_cpus(rules, ledger)
@@ -189,7 +193,7 @@ def defragment(rules: EffectivePolicy, ledger: Ledger) -> Iterator[MovePlan | No
             rank = (-then.on_one_node, -then.whole_cores, found.cost)
             if then.on_one_node <= free.on_one_node or (best is not None and rank >= best[0]):
                 continue
-            # As it will be made, with no more than the new place free.
+            # Again as it will be made: only the new place is free, not the whole node.
             decision = moved(rules, ledger, move)
             if decision.admitted:
                 best = rank, found, decision.ledger, then
@@ -206,7 +210,7 @@ def defragment(rules: EffectivePolicy, ledger: Ledger) -> Iterator[MovePlan | No
 def _elsewhere(
     rules: EffectivePolicy, ledger: Ledger, moves: Sequence[Move]
 ) -> Iterator[tuple[PodAllocation, PodSets]]:
-    """Yield the pods that may still move, with each node that has not all of what they have."""
+    """Yield the pods that may still move, with each node that lacks some of their CPUs."""
     gone = {move.uid for move in moves}
     for existing in ledger.allocations.values():
         stays = existing.uid in gone or not existing.exclusive_cpus

@@ -1,13 +1,14 @@
 """Moves: a running pod gets other CPUs and memory nodes.
 
-In go the ledger and a `Move`, out comes a decision: the pod is decided again with only its new
-place free. Which moves make room for another pod is planned in `agent.managers.move_plans`. Always
-true:
+In go the rules, the ledger and a `Move`, out comes a decision: the pod is decided again with only
+its new place free. Which moves make room for another pod is planned in `agent.managers.move_plans`.
+Always true:
 
-1. A pod moves only if its annotation allows that, and only to what is free or its own. It keeps its
-   amounts and every quality that it has (`agent.managers.quality`). A pod with devices stays.
+1. A pod moves only if its annotation, or that of a trial, allows it, and only to what is free or
+   its own. It keeps its amounts and every quality that it has (`agent.managers.quality`). A pod
+   with devices stays.
 2. A move is made as a whole or rejected; a rejected one changes nothing. It is rejected, too, if
-   the pod is no longer where the plan found it, or its new place is no longer free.
+   the pod is neither where the plan found it nor at its new place, or if that is no longer free.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def moved_within(
     place: PodSets,
     allows: Movable | None = None,
 ) -> Decision:
-    """Decide an admitted pod again within some CPUs and memory nodes, of which it may leave some.
+    """Decide an admitted pod again within some CPUs and memory nodes; it need not use all of them.
 
     `allows` as in `moved`. Pure.
     """
@@ -126,7 +127,7 @@ def movable(existing: PodAllocation, allows: Movable | None) -> Pod | Rejection:
         return _infeasible(f"the specification of pod {name} is not known", remedy)
     if existing.source is not None and existing.source.name == KUBELET:
         return _infeasible(f"pod {name} belongs to a kubelet, which keeps its sets")
-    # A running container does not get devices that are delivered again.
+    # Devices that are delivered again do not reach a container that runs.
     if existing.others or any(each.devices or each.others for each in existing.containers):
         return _infeasible(f"pod {name} has devices, which do not move")
     return pod
@@ -178,9 +179,10 @@ def _sizes(blocks: Iterable[MemoryBlock]) -> dict[str, int]:
 
 
 def leaving(existing: PodAllocation, allocation: PodAllocation) -> Iterator[tuple[Mask, int]]:
-    """Yield the nodes that pinned memory leaves, and the most bytes that it has there.
+    """Yield the nodes that pinned memory leaves, and an upper bound of its bytes there.
 
-    For the budget of a pod, else for each container: the parts of a budget are on its nodes.
+    A pod with a budget is compared by the budget, since the parts of its containers are on the same
+    nodes; any other pod container by container. A block counts as a whole.
     """
     pairs = [(existing.memory, allocation.memory)]
     if not existing.memory:

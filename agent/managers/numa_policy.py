@@ -1,9 +1,10 @@
 """The NUMA policy that the processes of a pod start with.
 
 A cgroup says which nodes a process may use (`cpuset.mems`). From which of these the kernel takes a
-page is the process' own policy (set_mempolicy(2)), which whatever it starts or becomes inherits. No
-other process can set it, so it is set where a process starts: by `numawarden run`, and by runtimes
-that know the memory policy of NRI. In go an allocation and the policy, out comes a `NumaPolicy`.
+page is said by the process itself (set_mempolicy(2)); what it starts inherits that, also over
+execve(2). No other process can set it, so it is set at the start: by `numawarden run`, and by
+runtimes that know the memory policy of NRI. In go the host's policy and an allocation, out comes a
+`NumaPolicy`.
 """
 
 from __future__ import annotations
@@ -24,34 +25,37 @@ if TYPE_CHECKING:
 
 
 class NumaMode(StrEnum):
-    """Which of the nodes that a process may use it takes memory from."""
+    """How a process takes memory from the nodes that it may use."""
 
-    #: One page from each after the other, huge pages too.
+    #: Page by page from each node in turn, huge pages too (MPOL_INTERLEAVE).
     INTERLEAVE = "interleave"
-    #: Some, while they have free memory.
+    #: From the given nodes while they have free memory, else from others (MPOL_PREFERRED_MANY).
     PREFERRED = "preferred"
 
 
 class NumaPolicy(Struct, frozen=True):
-    """What set_mempolicy(2) is called with."""
+    """What a process is started with."""
 
     mode: NumaMode
-    #: `PREFERRED`: the nodes of the host. `INTERLEAVE`: numbers from 0 in what the process may use
-    #: (MPOL_F_RELATIVE_NODES), as many as the host has nodes: all of it, also after a change.
+    #: `PREFERRED`: ids of nodes (MPOL_F_STATIC_NODES). `INTERLEAVE`: 0 to n - 1 on a host of n
+    #: nodes. The kernel maps these numbers onto the nodes that the process may use, so that all of
+    #: them count, also after they change (MPOL_F_RELATIVE_NODES).
     nodes: Mask
 
 
 def numa_policy(rules: HostPolicy, pod: PodAllocation) -> NumaPolicy | None:
     """Return the NUMA policy of a pod's processes, None for the kernel's own.
 
-    1. What the pod's annotation asks for.
-    2. That of its pool. A container that may not use the nodes of the pool has the kernel's own.
+    1. What the pod's annotation asks for, which has one value.
+    2. That of its pool, if the pool has nodes with memory. Pinned memory stays where it is pinned:
+       the kernel rejects a preference for nodes that the process may not use.
     """
     if NUMA_POLICY in pod.annotations:
-        nodes = range(len(rules.machine.node_mask))
-        return NumaPolicy(NumaMode.INTERLEAVE, Mask.from_ids(nodes))
+        relative = range(len(rules.machine.node_mask))
+        return NumaPolicy(NumaMode.INTERLEAVE, Mask.from_ids(relative))
     pool = pool_of(rules.policy, pod)
-    if pool is None or pool.memory is not PoolMemory.PREFERRED:
+    pinned = any(container.memory for container in pod.containers)
+    if pool is None or pool.memory is not PoolMemory.PREFERRED or pinned:
         return None
     nearest = memory_nodes(rules, pool)
     return NumaPolicy(NumaMode.PREFERRED, nearest) if nearest else None

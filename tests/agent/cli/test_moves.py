@@ -169,6 +169,25 @@ def test_pages_go_back_where_the_command_is_interrupted(
 
 
 @pytest.mark.parametrize("world", [MemoryManagerPolicy.STATIC], indirect=True)
+def test_pages_that_do_not_go_back_are_named(
+    shell: Shell, migrated: list[tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = shell.file(shell.run("plan", "--for", shell.file(NEW), "-o", "json")[1].encode())
+
+    def failing(pid: int, old: Mask, new: Mask) -> None:
+        migrated.append((pid, str(old), str(new)))
+        if len(migrated) == 1:
+            raise KeyboardInterrupt
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(moves, "migrate", failing)
+    code, _, err = shell.run("apply", plan)
+    assert code == ExitCode.INTERRUPTED
+    assert "memory of shop/web is left on node 1: " in err
+    assert "itself" not in err
+
+
+@pytest.mark.parametrize("world", [MemoryManagerPolicy.STATIC], indirect=True)
 def test_a_move_without_an_answer_is_not_called_unmade(
     shell: Shell, migrated: list[tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,14 @@ def test_the_annotation_goes_before_the_pool(
     assert numa_policy(RULES, allocated(RULES, asked)) == expected
 
 
+def test_pinned_memory_has_no_preference_for_a_pool() -> None:
+    """A Guaranteed pod with a part of a CPU is in a pool, and its memory is on another node."""
+    asked = pod(app("main", guaranteed("cpu=500m memory=1Gi")), annotations={POOL: "near"})
+    found = allocated(RULES, asked)
+    assert str(sets_of(found).nodes) == "0"
+    assert numa_policy(RULES, found) is None
+
+
 def test_a_pool_without_a_node_prefers_none() -> None:
     rules = replace(RULES, policy=replace(RULES.policy, pools=POOLS[3:]))
     asked = allocated(RULES, pod(app("main"), annotations={POOL: "near"}))
