@@ -25,6 +25,7 @@ from agent.managers.allocation import API
 from agent.pods.model import full_name
 from agent.progress import EndedError, progressed
 from agent.server.decider import Admission
+from agent.server.queue import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,21 +85,22 @@ class Admissions:
         `desired` gets the allocation that the pod has then, and returns its specification.
         """
         requested = self._steps.clock.monotonic()
+        outcome: asyncio.Future[AdmissionDocument] = asyncio.get_running_loop().create_future()
 
-        async def turn() -> AdmissionDocument:
+        async def turn() -> None:
             allocation = self._state.allocation(uid)
             request = Admission(
-                action=turn,
-                outcome=asyncio.get_running_loop().create_future(),
+                action=turn,  # type: ignore[arg-type]  # settles the outcome itself
+                outcome=outcome,
                 pod=desired(allocation),
                 source=allocation.source or API,
                 requested=requested,
                 change=change,
             )
             await self._turn(request)
-            return await request.outcome
 
-        return await self._steps.queue.run(turn)
+        waiting = Job(action=turn, outcome=outcome)  # type: ignore[arg-type]  # as above
+        return await self._steps.queue.add(waiting)
 
     async def _turn(self, first: Admission) -> None:
         """Give a request its outcome, and those behind it that are decided with it."""

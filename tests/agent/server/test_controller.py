@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,6 +42,7 @@ from agent.server.exposition import Metrics
 from agent.server.kernel import KernelEnforcement
 from agent.server.limits import Caller
 from agent.server.queue import Worker, called_by
+from agent.server.resizes import Resize
 from agent.server.state import AgentState
 from agent.server.steps import Steps
 from agent.state.checkpoint import Checkpoint, CheckpointIOError
@@ -399,6 +401,24 @@ async def test_a_save_that_fails_for_whatever_reason_is_counted_and_tried_again(
         await controller.reconcile()
         assert controller.state.condition_lines() == ()
         assert recorder.saved[-1].ledger.allocations == {}
+
+
+@in_loop
+async def test_a_resize_that_cannot_be_saved_leaves_no_error_that_nobody_retrieves() -> None:
+    """It would be logged with its traceback as soon as garbage is collected."""
+    recorder, unretrieved = Recorder(), []
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: unretrieved.append(about))
+    async with keeping(recorder) as controller:
+        await controller.admit(pod())
+        recorder.save_error = disk_full()
+        with pytest.raises(CheckpointFailedError):
+            await controller.resize(Resize(UID, "c0", 3000, None, Mask()))
+        recorder.save_error = None
+        assert str(controller.state.allocation(UID).exclusive_cpus) == "1,9"
+        # The condition that it is not saved keeps the error until then.
+        assert (await controller.resize(Resize(UID, "c0", 3000, None, Mask()))).admitted
+        gc.collect()
+        assert unretrieved == []
 
 
 @in_loop
