@@ -181,7 +181,7 @@ class HostIsolation:
             pass_.late = self._interrupts.still_coming(avoided)
             if avoided and not self._places.find(BANNED) and self._places.irqbalance_runs():
                 pass_.conditions["isolation irqbalance"] = _IRQBALANCE
-            pass_.conditions.update(self.partitions.take_back())
+            pass_.conditions.update(self.partitions.lost())
         # 4. Count what differs.
         originals = self._custody.originals
         if pass_.written:

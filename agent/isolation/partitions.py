@@ -9,7 +9,7 @@ partitions below it end.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+_LOST: Final = "isolation lost CPUs"
+
 
 class PodPartitions:
     """The partitions of pods; `pods` is the cgroup of all pods."""
@@ -52,8 +54,6 @@ class PodPartitions:
         self._unmet: Mapping[str, str] = MappingProxyType({})
         #: What the kernel shows instead of a valid partition, by pod (uid) and cgroup.
         self._invalid: Mapping[tuple[str, str], str] = MappingProxyType({})
-        #: The CPUs that were in no cgroup at the last comparison.
-        self._lost = EMPTY
 
     @property
     def used(self) -> bool:
@@ -65,13 +65,19 @@ class PodPartitions:
     ) -> Mapping[str, str] | None:
         """Return the pods (uids) that are to be partitions, each with its kind.
 
-        None: there are none, and never were. `all_pods` is the cgroup of all pods.
+        None: partitions stay as they are, since there never were any, or since CPUs are lost, which
+        is looked for when a pod is to become one. `all_pods` is the cgroup of all pods.
         """
         originals, place = self._custody.originals, exclusive_of(all_pods)
         if not self.used:
             return {} if place in originals else None
         elsewhere = {one.pod_uid for one in bindings if not is_within(one.cgroup, (all_pods,))}
+        before = self.words
         self.words, self._unmet = partition_words(self._config, allocations.values(), elsewhere)
+        if self.words.keys() - before and (lost := self.lost()):
+            self.words, self._unmet = {}, {**self._unmet, **lost}
+            self.place = place if place in originals else ""
+            return None
         if self.words and place not in originals and (why := self._save(all_pods, place)):
             self.words = {}
             self._unmet = {**self._unmet, "isolation partitions": f"no pod is a partition: {why}"}
@@ -147,31 +153,18 @@ class PodPartitions:
             message = f"another program's partition /{cgroup} is {word!r}; {advice}"
             yield f"partition /{cgroup}", message
 
-    def take_back(self) -> Mapping[str, str]:
-        """Have the kernel give back CPUs that no cgroup has, for the second time in a row.
-
-        What changes between two reads looks the same, once. Returns what it does not give back, as
-        a condition by subject.
-        """
-        if not self.used:
-            return {}
-        before, self._lost = self._lost, self._places.lost()
-        again = before & self._lost
-        if not again:
-            return {}
-        why = "a cgroup at the top lists one of them (docs/isolation.md)"
+    def lost(self) -> Mapping[str, str]:
+        """Return, as a condition by subject, which CPUs are in no cgroup."""
         try:
-            self._places.take_back(again)
+            lost = self._places.lost() if self.used else EMPTY
         except PLACE_ERRORS as error:
-            why = why_not(error)
-        self._lost = self._places.lost()
-        left = again & self._lost
-        if not left:
-            log.warning("lost CPUs taken back", cpus=str(again))
+            return {_LOST: f"partitions stay as they are: {why_not(error)}"}
+        if not lost:
             return {}
         return {
-            "isolation lost CPUs": (
-                f"CPUs {left} are in no cgroup, since a partition was removed while invalid, and "
-                f"the kernel does not give them back: {why}"
+            _LOST: (
+                f"CPUs {lost} are in no cgroup, since a partition was removed while invalid, after "
+                "which the kernel may crash when partitions change: no pod becomes one; restart "
+                "the host"
             )
         }

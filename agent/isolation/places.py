@@ -40,7 +40,6 @@ from cgroupfs.settings import (
     MEMBER,
     PARTITION,
     PARTITION_FILES,
-    PARTITION_WORDS,
 )
 from cgroupfs.state import CPUS_EFFECTIVE
 from cgroupfs.tree import descendants
@@ -80,8 +79,6 @@ _FORBIDDEN: Final = frozenset({errno.EROFS, errno.EACCES})
 #: Bits of CapEff in /proc/PID/status (include/uapi/linux/capability.h).
 _CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_NICE": 23}
 _DROP_IN: Final = "give the unit the drop-in deploy/isolation.conf (docs/isolation.md)"
-#: A cgroup at the top that exists for a moment, while lost CPUs are taken back.
-_RETURNED: Final = "numawarden-returned"
 _LONGEST: Final = 1 << 16
 _TO_READ: Final = os.O_RDONLY | os.O_CLOEXEC
 #: So many files are kept open at once, of the 4096 that the unit allows (LimitNOFILE=).
@@ -629,44 +626,31 @@ class HostPlaces:
         return self.cpus("online")
 
     def lost(self) -> Mask:
-        """Return the online CPUs that neither the root nor a partition has, as far as is known.
+        """Return the online CPUs that neither the root nor a partition has.
 
-        Those of a partition without one above that was removed while invalid (Linux 6.12).
+        They are of a remote partition that was removed while invalid: Linux 6.12 keeps it in its
+        list of partitions after its memory was freed, and crashes when that list changes (seen).
         """
         tree = self._tree
-        if tree is None:
+        if tree is None or not self._lacking(tree):
             return EMPTY
+        # Partitions first: what one gives back meanwhile the root then has.
+        known = Mask.union(cpus for _, cpus in partitions(tree))
+        return self._lacking(tree) - known
+
+    def _lacking(self, tree: CgroupTree) -> Mask:
+        """Return the online CPUs that the root of the host's tree has not."""
         word, shown = tree.read_many("", (PARTITION, CPUS_EFFECTIVE))
-        if word is not None or shown is None:
-            return EMPTY  # not the host's root
-        lacking = self.online() - Mask.parse(shown)
-        if not lacking:
-            return EMPTY
-        return lacking - Mask.union(cpus for at, cpus in partitions(tree) if at != _RETURNED)
-
-    def take_back(self, cpus: Mask) -> None:
-        """Have the kernel give lost CPUs back: to a partition of the root, which is ended.
-
-        Nothing is given back while another cgroup at the top lists one of them.
-        """
-        tree = self.tree
-        with suppress(FileExistsError):  # of an agent that was killed here
-            tree.mkdir(_RETURNED)
-        try:
-            tree.write(_RETURNED, CPUS, str(cpus))
-            for word in (PARTITION_WORDS[0], MEMBER):
-                tree.write(_RETURNED, PARTITION, word)
-        finally:
-            tree.rmdir(_RETURNED)
+        of_host = word is None and shown is not None
+        return self.online() - Mask.parse(shown or "") if of_host else EMPTY
 
     def at_top(self) -> frozenset[str]:
         """Return the cgroups at the top of the tree as of now."""
         return frozenset() if self._tree is None else frozenset(self._tree.children(""))
 
     def is_apart(self, cgroup: str) -> bool:
-        """Return whether a cgroup is a partition, or one by which lost CPUs are taken back."""
-        shown = self._shown((cgroup,), PARTITION)
-        return cgroup == _RETURNED or any(is_partition(word) for _, (word,) in shown)
+        """Return whether a cgroup is a partition."""
+        return any(is_partition(word) for _, (word,) in self._shown((cgroup,), PARTITION))
 
     def partitions(self, cgroups: Iterable[str]) -> Mapping[str, tuple[str, Mask]]:
         """Return, of those of these cgroups that exist, the partition shown and the CPUs listed.

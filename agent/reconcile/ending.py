@@ -16,6 +16,7 @@ from agent.reconcile.report import ReleaseReport
 from cgroupfs.errors import CgroupNameError
 from cgroupfs.settings import CPUS, MEMBER, MEMS, PARTITION, partition_fault
 from cgroupfs.state import is_populated
+from cgroupfs.tree import descendants
 from systemd.units import SystemdError
 
 if TYPE_CHECKING:
@@ -94,11 +95,12 @@ class Releaser:
         return True
 
     def _end_invalid(self, cgroup: str) -> None:
-        """End an invalid partition before it is removed: Linux 6.12 would keep its CPUs."""
+        """End invalid partitions before they are removed (`HostPlaces.lost` says why)."""
         with suppress(OSError):  # what is not ended is found by the next comparison
-            (shown,) = self._tree.read_many(cgroup, (PARTITION,))
-            if partition_fault(shown or "") is not None:
-                self._tree.write(cgroup, PARTITION, MEMBER)
+            for path in (cgroup, *descendants(self._tree, cgroup)):
+                (shown,) = self._tree.read_many(path, (PARTITION,))
+                if partition_fault(shown or "") is not None:
+                    self._tree.write(path, PARTITION, MEMBER)
 
     def _remove(self, uid: str, cgroup: str) -> ReleaseReport:
         if not self._tree.exists(cgroup):

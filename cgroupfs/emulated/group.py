@@ -58,7 +58,7 @@ class Group(Struct, eq=False):
     #: What those beside had when this partition was written (`Rules.keeps_partitions`).
     yielded: Mask = EMPTY
     #: Of the root: what partitions without one above took along that were removed while a sibling
-    #: had made them invalid, until a partition of the root has them (seen on 6.12).
+    #: had made them invalid (seen on 6.12).
     lost: Mask = EMPTY
     #: Of the root: what `isolcpus=` isolates (`Rules.isolates_isolcpus`).
     isolcpus: Mask = EMPTY
@@ -213,7 +213,6 @@ def settle_partitions(root: Group, partitions: Iterable[Group], rules: Rules) ->
         if group.invalid:
             group.exclusive_now = group.exclusive & _above(group).exclusive_now
     valid = [group for group in by_depth if group.is_partition]
-    root.lost -= Mask.union(group.exclusive_now for group in valid if group.parent is root)
     _share(root, root.cpus - root.lost, frozenset(valid))
     for group in valid:
         if group.detached:
