@@ -132,10 +132,10 @@ def allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision:
             return decision
     # 2. All CPUs.
     decision = _allocated(rules, draft, before)
-    # 3. All but one of each pool: what was chosen may be the last of one.
+    # 3. All but one of each pool with pods: what was chosen may be the last of one.
     if decision.cause is None or not rules.policy.pools:
         return decision
-    spared = Mask.union(each.spared(rules, draft.ledger) for each in draft.managers)
+    spared = Mask.union(each.spared(draft) for each in draft.managers)
     instead = _tried(rules.without(spared), rules, draft, before)
     return instead if instead.cause is None else decision
 

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.managers.allocation import PodAllocation
+    from agent.managers.demand import PodDemand
     from agent.managers.host import HostPolicy
     from agent.managers.policy import Policy, Pool
+    from agent.pods.model import Pod, QosClass
 
 
 #: The most pools that a message names.
@@ -58,11 +60,15 @@ def pool_of(policy: Policy, pod: PodAllocation) -> Pool | None:
     """
     if not policy.pools or all(each.cpus is not None for each in pod.containers):
         return None
+    return _chosen(policy, pod, pod.qos)
+
+
+def _chosen(policy: Policy, pod: PodAllocation | Pod, qos: QosClass) -> Pool | None:
     name = pod.annotations.get(POOL)
     if name is not None:
         return next((pool for pool in policy.pools if pool.name == name), None)
     of_namespace = (pool for pool in policy.pools if pod.namespace in pool.namespaces)
-    of_class = (pool for pool in policy.pools if pod.qos in pool.qos_classes)
+    of_class = (pool for pool in policy.pools if qos in pool.qos_classes)
     return next(chain(of_namespace, of_class), None)
 
 
@@ -132,6 +138,30 @@ def emptied(policy: Policy, pods: Iterable[PodAllocation], taken: Mask, left: Ma
         if pool in empty:
             return f"the pool {pool.name} ({pool.cpus}), in which pod {full_name(pod)} runs"
     return ""
+
+
+def last_of_pools(
+    policy: Policy, pods: Iterable[PodAllocation], demand: PodDemand, left: Mask, given: Mask
+) -> Mask:
+    """Return CPUs of which each pool has one that exclusive pods might leave without any.
+
+    Only of pools with pods in them, that of `demand` among these. `left` are the CPUs of the node's
+    shared pool, `given` those that exclusive pods may have. A CPU of two such pools is enough for
+    both.
+    """
+    found = [pool_of(policy, pod) for pod in pods]
+    if not demand.pod_level and any(not each.cpus for each in demand.containers):
+        found.append(_chosen(policy, demand.pod, demand.request.qos))
+    rests = {pool.cpus & left for pool in found if pool is not None}
+    waiting = sorted(
+        (rest for rest in rests if rest and rest <= given), key=lambda rest: (len(rest), rest.bits)
+    )
+    spared = EMPTY
+    while waiting:
+        cpu = max(waiting[0], key=lambda each: (sum(each in rest for rest in waiting), each))
+        spared |= Mask.of(cpu)
+        waiting = [rest for rest in waiting if cpu not in rest]
+    return spared
 
 
 def pool_violations(rules: HostPolicy, pod: PodAllocation, shared: Mask) -> Iterator[Violation]:

@@ -209,7 +209,7 @@ class ResourceManager(ABC):
         """
         return None
 
-    def spared(self, rules: HostPolicy, ledger: Ledger) -> Mask:
+    def spared(self, draft: Draft) -> Mask:
         """Return the CPUs without which a rejected decision is made again.
 
         Containers without CPUs of their own would lose the last of some kind with them.

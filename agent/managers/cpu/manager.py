@@ -36,7 +36,7 @@ from agent.managers.metrics import (
     gauge,
 )
 from agent.managers.policy import CpuManagerPolicy, IsolationMode
-from agent.managers.pools import emptied, pool_rejection, pool_violations
+from agent.managers.pools import emptied, last_of_pools, pool_rejection, pool_violations
 from agent.managers.resource_manager import ResourceManager
 from agent.managers.sharing import unused_budget
 from agent.managers.topology.merge import STRICT
@@ -598,11 +598,10 @@ class CpuManager(ResourceManager):
     def veto(self, draft: Draft, ledger: Ledger, allocation: PodAllocation) -> Rejection | None:
         return _last_shared(draft, ledger, allocation) or _pools(draft, ledger, allocation)
 
-    def spared(self, rules: HostPolicy, ledger: Ledger) -> Mask:
-        # The highest CPU of each pool all of whose CPUs exclusive pods could take.
-        left = uncordoned_shared_cpus(rules, ledger)
-        pools = (pool.cpus & left for pool in rules.policy.pools)
-        return Mask.from_ids(cpus.highest for cpus in pools if cpus and cpus <= rules.open_cpus)
+    def spared(self, draft: Draft) -> Mask:
+        rules, pods = draft.rules, draft.ledger.allocations.values()
+        left = uncordoned_shared_cpus(rules, draft.ledger)
+        return last_of_pools(rules.policy, pods, draft.demand, left, rules.open_cpus)
 
     def allocatable(self, rules: HostPolicy) -> Mapping[str, int]:
         # Cordoned and offline CPUs are left out.

@@ -118,6 +118,41 @@ def test_an_exclusive_pod_leaves_a_pool_with_pods_its_last_cpu() -> None:
     assert grown.exclusive_cpus == Mask.parse("1,3")
 
 
+@pytest.mark.parametrize(
+    ("pools", "with_pods", "named", "fits"),
+    [
+        # (the CPUs of pools, those with a pod in them, that of the new pod; what fits of the four)
+        (("1-2", "3-4"), [0], None, 3),
+        (("1-2", "3-4"), [0, 1], None, 2),
+        (("1-2", "3-4"), [0], 1, 2),
+        (("1-2", "3-4"), [], None, 4),
+        # A CPU that is in two pools is enough for both, whichever is the smaller.
+        (("1-2", "2-4"), [0, 1], None, 3),
+        (("1-2", "1,3-4"), [0, 1], None, 3),
+        (("1-2", "2-3", "3-4"), [0, 1, 2], None, 2),
+        # The reserved CPU 0 is left to a pool anyway.
+        (("0-2", "3-4"), [0, 1], None, 3),
+    ],
+)
+def test_only_pools_with_pods_are_left_a_cpu(
+    pools: tuple[str, ...], with_pods: list[int], named: int | None, fits: int
+) -> None:
+    made = [Pool(f"pool-{place}", Mask.parse(cpus)) for place, cpus in enumerate(pools)]
+    rules = pooled(make_rules(topology=BEST_EFFORT), *made)
+    ledger = rules.empty_ledger()
+    for place in with_pods:
+        ledger = with_pod(rules, in_pool(f"pool-{place}", uid=f"in-{place}"), ledger)
+    free = Mask.parse("1-4")
+    others = own(len(rules.open_cpus - free), "others")
+    ledger = with_pod(rules.without(free), others, ledger)
+    for cpus in (fits, fits + 1):
+        asked = own(cpus)
+        if named is not None:
+            rest = app("rest", guaranteed("cpu=500m memory=1Gi"))
+            asked = replace(pod(*own(cpus).containers, rest), annotations={POOL: f"pool-{named}"})
+        assert admit(rules, ledger, asked).admitted == (cpus == fits)
+
+
 def test_no_pod_gets_the_last_cpu_of_a_pool_in_which_another_runs() -> None:
     rules = pooled(make_rules(topology=BEST_EFFORT), Pool("one", Mask.parse("1-2")))
     ledger = with_pod(rules, own(14), with_pod(rules, in_pool("one")))
