@@ -123,7 +123,11 @@ def _pools_of(pool: PoolConfig, machine: Machine) -> Iterator[Pool]:
     else:
         some = cpus or machine.cpus.all
         nodes = {id_: machine.cpus.cpus_in_nodes(Mask.of(id_)) for id_ in machine.node_mask}
-        named = {f"{pool.name}-{id_}": some & mine for id_, mine in nodes.items() if some & mine}
+        named = {
+            f"{pool.name}-{id_}": some & mine
+            for id_, mine in nodes.items()
+            if some & mine or id_ in pool.nodes  # all of whose CPUs may be offline
+        }
     for name, part in named.items():
         yield Pool(name, part, pool.namespaces, pool.qos_classes, pool.memory)
 
@@ -145,7 +149,10 @@ def pool_problems(
             continue
         made = tuple(_pools_of(pool, machine))
         for name, cpus in [(each.name, each.cpus) for each in made] or [(pool.name, EMPTY)]:
-            if not cpus - kept:
+            if fault := label_fault(name):
+                yield Mistake(at, f"pool {name}: no annotation can name it: {fault}")
+            # Which node or kind CPUs are of is not known while they are offline.
+            if not cpus - kept and (cpus or not offline):
                 why = f"no shared container gets {kept}" if cpus else "this host has none for it"
                 yield Mistake(at, f"pool {name} has no CPU: {why}; list others")
     names = Counter(pool.name for pool in pools_on(pools, machine))

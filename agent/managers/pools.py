@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 #: The most pools that a message names.
 _NAMED: Final = 8
 _NONE: Final[Mapping[str, PodPool]] = MappingProxyType({})
-_TAKEN: Final = "are exclusive, cordoned, kept for the system or offline"
 
 
 class PodPool(Struct, frozen=True):
@@ -114,8 +113,12 @@ def pool_rejection(rules: HostPolicy, pod: PodAllocation, left: Mask) -> Rejecti
         return Rejection(Reason.UNEXPECTED, fault, resource=CPU)
     if pool is None or pool.cpus & left:
         return None
-    message = f"the pool {pool.name} has no CPU left: all of {pool.cpus} {_TAKEN}"
-    return Rejection(Reason.UNEXPECTED, message, resource=CPU)
+    return Rejection(Reason.UNEXPECTED, f"the pool {_without_cpus(pool)}", resource=CPU)
+
+
+def _without_cpus(pool: Pool) -> str:
+    why = "exclusive, cordoned, kept for the system or offline" if pool.cpus else "offline"
+    return f"{pool.name} has no CPU left: all of {pool.cpus or 'its CPUs'} are {why}"
 
 
 def _unknown_pool(policy: Policy, pod: PodAllocation) -> str:
@@ -171,6 +174,6 @@ def pool_violations(rules: HostPolicy, pod: PodAllocation, shared: Mask) -> Iter
         yield Violation.of(pod, Rule.POOLS, f"{fault}, {everywhere}")
     pool = pool_of(rules.policy, pod)
     if pool is not None and not pool.cpus & shared:
-        message = f"is in the pool {pool.name}, whose CPUs ({pool.cpus}) all {_TAKEN}"
-        remedy = f"free or set online some of {pool.cpus}, or {ADMIT_AGAIN}"
-        yield Violation.of(pod, Rule.POOLS, f"{message}, {everywhere}", remedy)
+        message = f"its pool {_without_cpus(pool)}, {everywhere}"
+        remedy = f"free or set online some of {pool.cpus or 'them'}, or {ADMIT_AGAIN}"
+        yield Violation.of(pod, Rule.POOLS, message, remedy)

@@ -88,6 +88,10 @@ MISTAKES: Final[dict[str, tuple[str, list[str]]]] = {
         "agent: {pools: [{name: a, perNode: true}, {name: a-1, cpus: 2}]}",
         ["pool a-1 is made twice; call one of them otherwise"],
     ),
+    "too long for its nodes": (
+        f"agent: {{pools: [{{name: {'a' * 62}, perNode: true}}]}}",
+        [f"pool {'a' * 62}-{node}: no annotation can name it: use at most 63" for node in (0, 1)],
+    ),
     "no such CPU": (
         "agent: {pools: [{name: a, cpus: 3-8}]}",
         ["agent.pools[0]: pool a: this host has no CPU 8; its CPUs are 0-7"],
@@ -128,6 +132,26 @@ def test_isolated_cpus_for_exclusive_use_leave_a_reserved_one_and_are_of_no_pool
         with pytest.raises(ConfigError) as raised:
             resolve(load_config(text, "x"), machine_)
         assert [part in str(problem) for problem in raised.value.problems] == [True]
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("nodes: 1", {"a": ""}),
+        ("nodes: 1, cpus: 4-7", {"a": "4-7"}),
+        ("nodes: 0-1, perNode: true", {"a-0": "0-3", "a-1": ""}),
+        ("perNode: true", {"a-0": "0-3"}),
+        ("coreKinds: [efficiency]", {"a": ""}),
+    ],
+)
+def test_a_pool_stays_while_all_cpus_of_its_node_or_kind_are_offline(
+    entry: str, expected: dict[str, str]
+) -> None:
+    """The agent starts, and pods of the pool run elsewhere until some are online."""
+    host = machine({0: 4 * GIB, 1: 4 * GIB}, cpu_nodes=(0,))
+    config = load_config(f"agent: {{pools: [{{name: a, {entry}}}]}}", "x")
+    made = resolve(config, host, offline=Mask.parse("4-7")).pools
+    assert {pool.name: str(pool.cpus) for pool in made} == expected
 
 
 def test_offline_and_withheld_cpus_may_be_of_a_pool() -> None:

@@ -21,7 +21,7 @@ from agent.managers.trials import advise
 from agent.managers.violations import Rule
 from agent.pods.model import POOL, QosClass
 from agent.pods.validation import find_problems
-from sysfs.mask import Mask
+from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import allocated, rejected, with_pod
 from tests.agent.managers.hosts import BEST_EFFORT, PLAIN, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
@@ -183,7 +183,11 @@ def test_pods_of_a_pool_that_lost_its_cpus_run_in_the_whole_shared_pool_and_are_
     assert shared_cpus_of(lost, waiting, shared) == shared == Mask.parse("4-15")
     found = [one for one in invalid_allocations(lost, ledger) if one.rule == Rule.POOLS]
     assert [one.uid for one in found] == ["u-0"]
-    assert "is in the pool near, whose CPUs (0-3) all" in found[0].message
+    assert "its pool near has no CPU left: all of 0-3 are exclusive, cordoned" in found[0].message
+    bare = pooled(lost, Pool("near", EMPTY))
+    [found] = [one for one in invalid_allocations(bare, ledger) if one.rule == Rule.POOLS]
+    assert "its pool near has no CPU left: all of its CPUs are offline, so" in found.message
+    assert "all of its CPUs are offline" in rejected(bare, in_pool("near", uid="u-2")).message
     assert not [one for one in invalid_allocations(RULES, ledger) if one.rule == Rule.POOLS]
 
 
