@@ -56,6 +56,7 @@ from agent.pods.model import (
     MEMORY_CLASSES,
     NUMA_POLICY,
     POOL,
+    ROUND_UP,
     SMT,
     Quality,
     Resources,
@@ -247,6 +248,7 @@ def _annotation(rules: EffectivePolicy, ledger: Ledger, pod: Pod) -> Iterator[Ad
         (isolation_annotation(SMT), policy.cpu.idle_siblings == asked, _SIBLINGS),
         (of_memory, policy.memory.usual_classes == asked, "its memory may be of any class"),
         (POOL, True, "it runs in another pool, or in all of the shared one"),
+        (ROUND_UP, True, "it gets the CPUs that it asks for, which may not be whole cores"),
     ):
         if not counts or name not in pod.annotations:
             continue

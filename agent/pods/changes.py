@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.pods.model import CPU, MEMORY, Resources
-from agent.pods.quantity import Quantity
-from agent.pods.requests import is_memory_type
+from agent.pods.quantity import ZERO, Quantity
+from agent.pods.requests import aggregate, is_memory_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -60,19 +60,27 @@ def quantity_of(resource: str, amount: int) -> Quantity:
 def with_whole_cores(pod: Pod, cpus_per_core: int) -> Pod:
     """Return the pod with whole cores in place of each whole number of CPUs, rounded up.
 
-    So it is with containers and the pod level that are limited to what they request.
+    So it is with containers and the pod level that are limited to what they request. The pod level
+    has as much more as its containers have, and then whole cores.
     """
+    millis = 1000 * cpus_per_core
 
-    def changed(resources: Resources) -> Resources:
+    def rounded(resources: Resources, more: int = 0) -> Resources:
         request, limit = resources.requests.get(CPU), resources.limits.get(CPU)
         if request is None or request != limit or not request.is_whole:
             return resources
-        cores = -(-request.value // cpus_per_core)
-        return _with_amount(resources, CPU, 1000 * cores * cpus_per_core)
+        return _with_amount(resources, CPU, -(-(request.milli_value + more) // millis) * millis)
 
-    if pod.resources is not None:
-        pod = replace(pod, resources=changed(pod.resources))
-    return _with_containers(pod, lambda each: replace(each, resources=changed(each.resources)))
+    whole = _with_containers(pod, lambda each: replace(each, resources=rounded(each.resources)))
+    if pod.resources is None:
+        return whole
+    return replace(whole, resources=rounded(pod.resources, _millis(whole) - _millis(pod)))
+
+
+def _millis(pod: Pod) -> int:
+    """Return the millicores that the containers of a pod request at one time."""
+    requests = [each.resources.requests.get(CPU, ZERO) for each in pod.all_containers()]
+    return aggregate(pod, [{CPU: each.milli_value} for each in requests])[CPU]
 
 
 def with_limits_as_requests(pod: Pod) -> Pod:

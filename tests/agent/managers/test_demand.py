@@ -12,9 +12,10 @@ from agent.managers.allocation import DEVICES, CpuLimits, Isolation
 from agent.managers.demand import PodDemand
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice, Policy
 from agent.managers.registry import MANAGERS
+from agent.managers.trials import advise
 from agent.pods.model import EXCLUSIVE, ROUND_UP, QosClass
-from tests.agent.managers.drafts import allocated
-from tests.agent.managers.hosts import CONTAINER, SMT, make_rules
+from tests.agent.managers.drafts import allocated, rejected
+from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, SMT, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import amounts, app, guaranteed, init, pod, resources
 
@@ -193,21 +194,43 @@ def test_whole_numbers_of_cpus_are_rounded_up_to_whole_cores_where_that_is_asked
     assert again.already_admitted
 
 
-def test_a_budget_is_rounded_up_with_its_slices() -> None:
+@pytest.mark.parametrize(
+    ("budget", "containers", "rounded", "slices"),
+    [
+        (5, ("1", ""), 6, [2, 4]),
+        # The containers grow by more than the budget is rounded up by.
+        (3, ("1", "1", "1"), 6, [2, 2, 2]),
+        (4, ("1", "3"), 6, [2, 4]),
+        (4, ("1", "1", ""), 6, [2, 2, 2]),
+        (4, ("3", ""), 6, [4, 2]),
+        (4, ("2", "2"), 4, [2, 2]),
+    ],
+)
+def test_a_budget_is_rounded_up_with_its_slices(
+    budget: int, containers: tuple[str, ...], rounded: int, slices: list[int]
+) -> None:
+    parts = [guaranteed(f"cpu={cpus} memory=1Gi") if cpus else None for cpus in containers]
     asked = pod(
-        app("a", guaranteed("cpu=1 memory=1Gi")),
-        app("b"),
-        of_pod=guaranteed("cpu=5 memory=2Gi"),
+        *(app(f"c{place}", part) for place, part in enumerate(parts)),
+        of_pod=guaranteed(f"cpu={budget} memory=8Gi"),
         annotations={ROUND_UP: "cores"},
     )
     rules = make_rules(SMT, memory=False)
     (allocation,) = admit(rules, rules.empty_ledger(), asked).ledger.allocations.values()
     assert allocation.cpus is not None
-    assert [len(allocation.cpus), *(len(one.cpus or ()) for one in allocation.containers)] == [
-        6,
-        2,
-        4,
-    ]
+    found = [len(allocation.cpus), *(len(one.cpus or ()) for one in allocation.containers)]
+    assert found == [rounded, *slices]
+
+
+def test_a_pod_that_fits_without_rounding_up_is_told_so() -> None:
+    asked = pod(app("a", guaranteed("cpu=15 memory=1Gi")), annotations={ROUND_UP: "cores"})
+    rules = make_rules(SMT, topology=BEST_EFFORT, memory=False)
+    assert "cpu" in rejected(rules, asked).resource
+    texts = [each.text for each in advise(rules, rules.empty_ledger(), asked) if each]
+    assert (
+        f"leave out the annotation {ROUND_UP} (it gets the CPUs that it asks for, which "
+        in (texts[0])
+    )
 
 
 _GIB = 1 << 30
