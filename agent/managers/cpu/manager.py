@@ -831,9 +831,11 @@ def _grown(draft: Draft, kept: Mask, count: int, hint: Hint) -> Mask:
     for place in (aligned - cpus, anywhere - cpus):
         if len(cpus) >= count:
             break
-        room = len(own.topology.whole_cores_in(place)) if options.full_pcpus_only else len(place)
-        more = min(count - len(cpus), room)
-        cpus |= nearest(own.topology, options, cpus, place - cpus, more)
+        room = place - cpus
+        if options.full_pcpus_only:
+            room &= own.topology.whole_cores_in(place | cpus)
+        more = min(count - len(cpus), len(room))
+        cpus |= nearest(own.topology, options, cpus, room, more)
     if len(cpus) < count:
         raise NotEnoughCpusError(count, len(cpus))
     return cpus

@@ -229,6 +229,28 @@ def test_torn_cores_of_an_older_policy_stay_where_nothing_is_added() -> None:
     assert blocks(after) == [(2 * GIB, "0")]
 
 
+@pytest.mark.parametrize(
+    ("has", "others", "cpu", "after"),
+    [
+        # (what the pod has, whole cores of others, what it asks for; what it has then)
+        (1, 0, 2, "1,9"),
+        (3, 0, 4, "1-2,9-10"),
+        (3, 0, 6, "1-3,9-11"),
+        # All cores but its own are taken.
+        (1, 12, 2, "1,9"),
+        (3, 10, 4, "1-2,9-10"),
+    ],
+)
+def test_torn_cores_of_an_older_policy_become_whole_as_a_pod_grows(
+    has: int, others: int, cpu: int, after: str
+) -> None:
+    ledger = with_pod(make_rules(SMT_HOST, reserved="0,8"), one(has))
+    rules = make_rules(SMT_HOST, reserved="0,8", topology=BEST_EFFORT, full_pcpus_only=True)
+    if others:
+        ledger = with_pod(rules, one(others, uid="u-2"), ledger)
+    assert cpus(resized(rules, ledger, cpu=cpu)) == {MAIN: after}
+
+
 def test_distributed_cpus_stay_distributed() -> None:
     rules = make_rules(topology=BEST_EFFORT, reserved="0,8", distribute_cpus_across_numa=True)
     ledger = with_pod(rules, one(8, memory="1Gi"))
