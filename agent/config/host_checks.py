@@ -6,16 +6,17 @@ with the path of a key to change.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from agent.config.policy_options import PREFER_CLOSEST, socket_problems
 from agent.config.pools import pool_problems
-from agent.config.reservations import reserved_memory, totals_of
+from agent.config.reservations import reserved_cpus, reserved_memory, totals_of, unshared_cpus
+from agent.managers.cpu.reservation import ReservationError
 from agent.managers.errors import NodeDistancesError
 from agent.managers.memory.state import page_size
 from agent.managers.policy import (
     CpuManagerPolicy,
-    IsolcpusUse,
     MemoryManagerPolicy,
     TopologyManagerPolicy,
 )
@@ -42,26 +43,25 @@ def find_host_problems(config: Config, machine: Machine, offline: Mask) -> list[
         *_memory_class_problems(config, machine),
         *_device_problems(config, machine),
         *_distance_problems(config, machine),
-        *_isolated_problems(config, machine),
-        *pool_problems(config.agent.pools, machine, offline, _kept(config, machine)),
+        *_isolated_problems(config, machine, offline),
+        *pool_problems(config.agent.pools, machine, offline, _kept(config, machine, offline)),
     ]
 
 
-def _kept(config: Config, machine: Machine) -> Mask:
-    """Return the listed CPUs that no shared container has."""
+def _kept(config: Config, machine: Machine, offline: Mask) -> Mask:
+    """Return the CPUs that no shared container has."""
+    kept = unshared_cpus(config, machine)
     static = config.cpu_manager_policy is CpuManagerPolicy.STATIC
-    strict = static and config.cpu_options.strict_cpu_reservation
-    kept = (config.reserved_system_cpus or EMPTY) if strict else EMPTY
-    unshared = static and config.agent.isolated_cpus is IsolcpusUse.EXCLUSIVE
-    return kept | machine.isolated if unshared else kept
+    if static and config.cpu_options.strict_cpu_reservation:
+        kept |= config.reserved_system_cpus or EMPTY
+        with suppress(ReservationError):  # named by other checks
+            kept |= reserved_cpus(config, machine, offline)
+    return kept
 
 
-def _isolated_problems(config: Config, machine: Machine) -> Iterator[Mistake]:
-    static = config.cpu_manager_policy is CpuManagerPolicy.STATIC
-    if config.agent.isolated_cpus is not IsolcpusUse.EXCLUSIVE or not static:
-        return
-    listed = config.reserved_system_cpus
-    if listed is not None and listed <= machine.isolated:
+def _isolated_problems(config: Config, machine: Machine, offline: Mask) -> Iterator[Mistake]:
+    listed, unshared = config.reserved_system_cpus, unshared_cpus(config, machine)
+    if unshared and listed is not None and listed - offline <= unshared:
         yield Mistake(
             "agent.isolatedCPUs",
             f"all reserved CPUs ({listed}) are of isolcpus ({machine.isolated}), which containers "
@@ -81,11 +81,14 @@ def _cpu_problems(config: Config, machine: Machine, offline: Mask) -> Iterator[M
     withheld = machine.withheld_cpus
     if listed is None:
         amount = -(-config.reserved_millicpus // 1000)
-        if amount > len(online):
+        unshared = unshared_cpus(config, machine) & online
+        there = len(online - unshared)
+        if amount > there:
+            apart = f" beside those of isolcpus ({unshared})" if unshared else ""
             yield Mistake(
                 "systemReserved",
                 f"systemReserved.cpu and kubeReserved.cpu reserve {amount} CPUs, this host has "
-                f"{len(online)}; lower them",
+                f"{there}{apart}; lower them",
             )
     elif unknown := listed - online - offline - withheld:
         yield Mistake(

@@ -11,15 +11,19 @@ import struct
 from typing import TYPE_CHECKING
 
 from agent.config.amounts import MEMORY_AVAILABLE
+from agent.managers.cpu.reservation import reserve_cpus
 from agent.managers.memory.reservation import spread
+from agent.managers.policy import CpuManagerPolicy, IsolcpusUse
 from agent.pods.model import CPU, MEMORY, PID
 from agent.pods.quantity import ZERO
 from agent.pods.requests import is_memory_type
+from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
     from agent.config.amounts import Threshold
     from agent.config.model import Config
     from agent.managers.machine import Machine
+    from sysfs.mask import Mask
 
 
 def reserved_amounts(config: Config, machine: Machine) -> dict[str, int]:
@@ -35,6 +39,32 @@ def reserved_millis(config: Config, machine: Machine) -> int:
     """Return the millicores that are kept; as in the kubelet, listed CPUs win over amounts."""
     listed = config.reserved_system_cpus
     return config.reserved_millicpus if listed is None else 1000 * len(listed & machine.cpus.all)
+
+
+def reserved_cpus(config: Config, machine: Machine, offline: Mask) -> Mask:
+    """Return the online CPUs that are kept: those listed, else as many as the amount needs.
+
+    The latter are none of `unshared_cpus`, which nothing without CPUs of its own would get. Raises
+    `EmptyReservationError` or `ReservationTooLargeError`.
+    """
+    if config.reserved_system_cpus is not None:
+        return config.reserved_system_cpus - offline - machine.withheld_cpus
+    if config.cpu_manager_policy is not CpuManagerPolicy.STATIC:
+        return EMPTY
+    return reserve_cpus(
+        machine.cpus,
+        config.cpu_options,
+        config.reserved_millicpus,
+        config.version,
+        apart=unshared_cpus(config, machine),
+    )
+
+
+def unshared_cpus(config: Config, machine: Machine) -> Mask:
+    """Return the CPUs of isolcpus, offline ones too, where these are for exclusive use."""
+    static = config.cpu_manager_policy is CpuManagerPolicy.STATIC
+    exclusive = static and config.agent.isolated_cpus is IsolcpusUse.EXCLUSIVE
+    return machine.isolated if exclusive else EMPTY
 
 
 def totals_of(config: Config, machine: Machine) -> dict[str, int]:

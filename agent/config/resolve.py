@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from agent.config.host_checks import find_host_problems
 from agent.config.model import ConfigError
 from agent.config.pools import pools_on
-from agent.config.reservations import reserved_memory, reserved_millis, totals_of
-from agent.managers.cpu.reservation import reserve_cpus
+from agent.config.reservations import reserved_cpus, reserved_memory, reserved_millis, totals_of
 from agent.managers.device.kubelet import GivenDeviceManager
 from agent.managers.memory.state import page_size
 from agent.managers.policy import (
@@ -53,7 +52,7 @@ def resolve(
     if problems:
         raise ConfigError(source, tuple(problems))
     return _policy(
-        config, machine, _reserved_cpus(config, machine, offline), reserved_memory(config, machine)
+        config, machine, reserved_cpus(config, machine, offline), reserved_memory(config, machine)
     )
 
 
@@ -103,14 +102,6 @@ def _policy(
         version=config.version,
         pools=pools_on(config.agent.pools, machine),
     )
-
-
-def _reserved_cpus(config: Config, machine: Machine, offline: Mask) -> Mask:
-    if config.reserved_system_cpus is not None:
-        return config.reserved_system_cpus - offline - machine.withheld_cpus
-    if config.cpu_manager_policy is not CpuManagerPolicy.STATIC:
-        return EMPTY
-    return reserve_cpus(machine.cpus, config.cpu_options, config.reserved_millicpus, config.version)
 
 
 def _memory_classes(config: Config, machine: Machine) -> Mapping[int, str]:

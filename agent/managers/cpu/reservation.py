@@ -14,6 +14,7 @@ from agent.managers.cpu.strategy import Strategy
 from agent.managers.cpu.take import NotEnoughCpusError, take
 from agent.managers.errors import ManagerError
 from agent.managers.versions import NEWEST, KubernetesVersion
+from sysfs.mask import EMPTY
 
 if TYPE_CHECKING:
     from agent.managers.cpu.topology import CpuTopology
@@ -54,8 +55,10 @@ def reserve_cpus(
     options: CpuPolicyOptions,
     millicores: int,
     version: KubernetesVersion = NEWEST,
+    *,
+    apart: Mask = EMPTY,
 ) -> Mask:
-    """Return the CPUs for `millicores`, rounded up.
+    """Return the CPUs for `millicores`, rounded up, none of those that are `apart`.
 
     Under `distribute-cpus-across-numa` every node gives CPUs. Raises `EmptyReservationError` or
     `ReservationTooLargeError`.
@@ -67,6 +70,6 @@ def reserve_cpus(
     # reservation uses as few cores as possible instead.
     strategy = replace(Strategy.of(topology, options, version), whole_cores=False)
     try:
-        return take(topology, strategy, topology.all, count)
+        return take(topology, strategy, topology.all - apart, count)
     except NotEnoughCpusError as error:
         raise ReservationTooLargeError(error.asked, error.available) from error

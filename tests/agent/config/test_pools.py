@@ -119,6 +119,52 @@ def test_a_mistake_is_named_with_its_place(text: str, parts: list[str]) -> None:
     assert all(part in line for part, line in zip(parts, found, strict=True)), found
 
 
+ISOLATING: Final = "cpuManagerPolicy: static\n{}\nagent: {{isolatedCPUs: exclusive}}"
+
+
+@pytest.mark.parametrize(
+    ("isolated", "reserved", "cpus"),
+    [
+        ("0-1,4-5", "systemReserved: {cpu: '2'}", "2-3"),
+        ("2-3,6-7", "systemReserved: {cpu: '2'}", "0-1"),
+        ("0-6", "systemReserved: {cpu: '1'}", "7"),
+        ("2-3", "reservedSystemCPUs: 0,2,8", "0,2"),
+    ],
+)
+def test_reserved_cpus_are_not_of_isolcpus_that_are_for_exclusive_use(
+    isolated: str, reserved: str, cpus: str
+) -> None:
+    config = load_config(ISOLATING.format(reserved), "x")
+    host = replace(HOST, isolated=Mask.parse(isolated))
+    assert str(resolve(config, host, offline=Mask.of(8)).cpu.reserved) == cpus
+
+
+@pytest.mark.parametrize(
+    ("isolated", "reserved", "why"),
+    [
+        (
+            "0-6",
+            "systemReserved: {cpu: '2'}",
+            "reserve 2 CPUs, this host has 1 beside those of iso",
+        ),
+        ("2-3", "reservedSystemCPUs: 2,8", "all reserved CPUs .2,8. are of isolcpus .2-3."),
+    ],
+)
+def test_some_reserved_cpu_has_to_be_outside_of_isolcpus(
+    isolated: str, reserved: str, why: str
+) -> None:
+    config = load_config(ISOLATING.format(reserved), "x")
+    with pytest.raises(ConfigError, match=why):
+        resolve(config, replace(HOST, isolated=Mask.parse(isolated)), offline=Mask.of(8))
+
+
+def test_a_pool_is_not_of_cpus_that_are_reserved_by_amount_alone() -> None:
+    strict = STATIC.replace("reservedSystemCPUs: 0-1", "systemReserved: {cpu: '2'}")
+    config = load_config(f"{strict}agent: {{pools: [{{name: a, cpus: 0-1}}]}}", "x")
+    with pytest.raises(ConfigError, match="no shared container gets 0-1"):
+        resolve(config, HOST)
+
+
 def test_isolated_cpus_for_exclusive_use_leave_a_reserved_one_and_are_of_no_pool_alone() -> None:
     asked = "cpuManagerPolicy: static\nreservedSystemCPUs: 0\nagent: {isolatedCPUs: exclusive"
     host = replace(HOST, isolated=Mask.parse("2-3,6-8"))
