@@ -15,7 +15,7 @@ from agent.managers.resource_manager import Draft
 from agent.pods.model import MEMORY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from agent.managers.allocation import PodAllocation
     from agent.managers.policy import Cordon
@@ -69,11 +69,23 @@ class EffectivePolicy(HostPolicy, frozen=True, dict=True):
         """Return the policy that gives out no exclusive CPUs of these, in all else the same."""
         return self.on(self.machine.cpus.all - spared)
 
+    def isolated_first(self, held: Mask) -> Iterator[EffectivePolicy]:
+        """Yield the policies that come before that on all CPUs; none where all CPUs are alike.
+
+        On CPUs of isolcpus, where exclusive CPUs come from these first. A pod that grows stays on
+        the NUMA nodes of what it has (`held`) before it gets some of isolcpus on others.
+        """
+        unshared = self.policy.cpu.unshared
+        if unshared and held:
+            near = self.machine.cpus.cpus_in_nodes(self.machine.cpus.nodes_of(held))
+            yield self.on(unshared & near)
+            yield self.on(near)
+        if unshared:
+            yield self._on_isolated
+
     @cached_property
-    def isolated_first(self) -> EffectivePolicy | None:
-        """The policy on CPUs of isolcpus alone; None where all CPUs are alike."""
-        cpus = self.policy.cpu.unshared
-        return self.on(cpus) if cpus else None
+    def _on_isolated(self) -> EffectivePolicy:
+        return self.on(self.policy.cpu.unshared)
 
     def empty_ledger(self) -> Ledger:
         """Return the ledger of a host on which nothing was admitted."""

@@ -93,14 +93,27 @@ def test_whole_cores_are_isolated_ones() -> None:
     assert allocated(isolating(rules, "3"), own(2)).exclusive_cpus == Mask.parse("1,9")
 
 
-def test_a_resize_grows_into_them_first() -> None:
+@pytest.mark.parametrize(
+    ("others", "cpus", "after"),
+    [
+        # (CPUs of another pod, what the pod on 4-5 grows to, what it has then)
+        (0, 3, "4-6"),
+        # Where these do not suffice on its node, any on its node; where none do, any.
+        (0, 5, "1-5"),
+        (0, 7, "1-7"),
+        (0, 8, "1-8"),
+        # With CPUs 1-3 and 8-11 gone.
+        (7, 4, "4-7"),
+        (7, 6, "4-6,12-14"),
+    ],
+)
+def test_a_resize_grows_into_them_on_its_own_node_first(others: int, cpus: int, after: str) -> None:
     ledger = with_pod(RULES, own(2))
-    grown = resize(RULES, ledger, own(3)).allocation
+    if others:
+        ledger = with_pod(RULES.on(Mask.parse("1-3,8-11")), own(others, "u-2"), ledger)
+    grown = resize(RULES, ledger, own(cpus)).allocation
     assert grown is not None
-    assert grown.exclusive_cpus == Mask.parse("4-6")
-    shared = resize(RULES, ledger, own(8)).allocation
-    assert shared is not None
-    assert Mask.parse("4-5") <= shared.exclusive_cpus
+    assert grown.exclusive_cpus == Mask.parse(after)
 
 
 def test_a_decision_that_asks_a_plugin_keeps_to_them() -> None:
