@@ -249,7 +249,7 @@ def recover(
             found[pod.uid] = allocation
         notes += contradictions(rules, pod, others)
         notes += _beside_known(ledger, pod, observed)
-    rest, displaced = _displace(rules, ledger, found, observed)
+    rest, displaced = _displace(rules, ledger, found, observed, shared)
     return Recovery(_with(rules, rest, found.values()), tuple(found), displaced, tuple(notes))
 
 
@@ -281,6 +281,7 @@ def _displace(
     ledger: Ledger,
     found: dict[str, PodAllocation],
     pods: Sequence[ObservedPod],
+    shared: Collection[Mask],
 ) -> tuple[Ledger, tuple[Displaced, ...]]:
     """Remove allocations that conflict with `found`; pods recovered instead are added to `found`.
 
@@ -295,7 +296,8 @@ def _displace(
         for old in _conflicting(ledger, one):
             ledger = remove(rules, ledger, old.uid)
             pod = running.get((old.uid, old.qos))
-            shown = None if pod is None else shown_allocation(rules, pod, _others(pods, pod))
+            others = () if pod is None else _others(pods, pod)
+            shown = None if pod is None else shown_allocation(rules, pod, others, shared)
             kept = EMPTY if shown is None else shown.exclusive_cpus
             if shown is not None and kept:
                 found[old.uid] = replace(

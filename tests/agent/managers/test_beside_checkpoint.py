@@ -11,7 +11,7 @@ from agent.managers.cpu.manager import shared_cpus
 from agent.managers.recovery import ObservedPod, Recovery, recover
 from sysfs.mask import EMPTY
 from tests.agent.managers.hosts import CONTAINER, SMT, make_rules
-from tests.agent.managers.test_from_cgroups import allocated, as_shown, seen, shown
+from tests.agent.managers.test_from_cgroups import STRICT, allocated, as_shown, seen, shown
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod
 from tests.conformance.invariants import broken_invariants
@@ -47,6 +47,16 @@ def test_a_running_pod_that_the_checkpoint_does_not_know_keeps_its_cpus() -> Non
     assert (recovery.recovered, recovery.displaced, recovery.notes) == (("new",), (), ())
     assert recovery.ledger.allocations["old"] is ledger.allocations["old"]
     assert recovery.ledger.allocations["new"].origin is Origin.RECOVERED
+
+
+def test_a_pod_that_gives_way_is_not_recovered_with_the_shared_pool() -> None:
+    """It was confined to the pool, which it has alone, as the reserved CPUs are not in it."""
+    old = pod(app("c1", guaranteed("cpu=2 memory=1Gi")), uid="old")
+    ledger = admit(STRICT, STRICT.empty_ledger(), old).ledger
+    running = [running_on("new", "1-2"), running_on("old", str(shared_cpus(STRICT, ledger)))]
+    recovery = recover(STRICT, ledger, running)
+    assert allocated(recovery.ledger) == {"new": "1-2"}
+    assert displacements(recovery) == [("old", "1-2", "new", "")]
 
 
 def test_a_pod_of_the_checkpoint_that_does_not_run_gives_way_to_one_that_does() -> None:
