@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -122,12 +123,13 @@ def _taken_from(
 
 
 def _used(tree: CgroupTree, path: str) -> Mask:
-    """Return the CPUs that a cgroup uses, none if it is gone or the file cannot be read."""
-    try:
-        (text,) = tree.read_many(path, (EFFECTIVE[CPUS],))
-    except OSError:
-        return EMPTY
-    return Mask.parse((text or "").strip())
+    """Return the CPUs that a cgroup uses: where it does not show them, those of one above it."""
+    for at in (path, *reversed(ancestors(path))):
+        with suppress(OSError):
+            (text,) = tree.read_many(at, (EFFECTIVE[CPUS],))
+            if text is not None:
+                return Mask.parse(text)
+    return EMPTY
 
 
 def apply_write(tree: CgroupTree, write: Write) -> WriteOutcome:

@@ -179,6 +179,23 @@ def test_a_container_whose_pod_could_not_be_widened_keeps_the_pods_cpus(
     assert kernel.read("pods/b", "cpuset.cpus").strip() == "2"
 
 
+def test_a_container_that_lost_its_controller_keeps_the_pods_cpus(kernel: EmulatedKernel) -> None:
+    """Its processes run where the pod's may, so no write gives these away."""
+    kernel.mkdir("pods/a/app")
+    before = {"pods/a": "0-1", "pods/a/app": "0", "pods/b": "2"}
+    for path, cpus in before.items():
+        kernel.write(path, "cpuset.cpus", cpus)
+    plan = Plan(
+        (
+            write("pods/a/app", "cpuset.cpus", "1", WriteStage.GIVE),
+            write("pods/b", "cpuset.cpus", "0", WriteStage.GIVE),
+        )
+    )
+    kernel.write("pods/a", "cgroup.subtree_control", "-cpuset")
+    results = [outcome.result for outcome in apply(kernel, plan).outcomes]
+    assert results == [WriteResult.FAILED, WriteResult.SKIPPED]
+
+
 def test_what_is_above_and_inside_a_cgroup_that_keeps_its_cpus_is_written(
     kernel: EmulatedKernel,
 ) -> None:
