@@ -72,6 +72,13 @@ def export_notes(state: KubeletState, ledger: Ledger) -> Iterator[str]:
             " a kubelet may give these devices to other pods; end these pods before the kubelet"
             " starts"
         )
+    if resized := [uid for uid, pod in ledger.allocations.items() if pod.originals]:
+        # KEP-5554 plans this for v1.38; what the field is called there is open.
+        yield (
+            f"pods that were resized ({', '.join(sorted(resized))}): the files have the CPUs that"
+            " they have now, not those of their admission, so a kubelet that resizes pods would"
+            " not let them have fewer"
+        )
     if memory is not None and any(_is_uneven(memory, node) for node in memory.nodes):
         yield (
             "memory of one node was given beside that of a group with the node: kubelet v1.36 may"

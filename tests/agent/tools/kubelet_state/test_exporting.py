@@ -13,6 +13,7 @@ from agent.managers.cpu.manager import exclusive_cpus
 from agent.managers.machine import Machine
 from agent.managers.memory.state import memory_charge
 from agent.managers.policy import IsolationMode, PluginDevice
+from agent.managers.resize import resize
 from agent.managers.topology.hint import NO_AFFINITY
 from agent.tools.kubelet_state.cpu import CPU_FORMAT
 from agent.tools.kubelet_state.exporting import export_notes, kubelet_state
@@ -145,3 +146,12 @@ def test_pods_whose_devices_a_kubelet_would_give_again_are_named() -> None:
     ledger = admitted(rules, asked, pod(app("a", guaranteed("cpu=1 memory=1Gi")), uid="u-2"))
     (note,) = export_notes(kubelet_state(rules, ledger), ledger)
     assert note.startswith(f"pods with devices ({asked.uid}): the files do not have them")
+
+
+def test_pods_that_were_resized_are_named() -> None:
+    rules, asked = make_rules(), pod(app("a", guaranteed("cpu=1 memory=1Gi")))
+    ledger = admitted(rules, asked, pod(app("a", guaranteed("cpu=1 memory=1Gi")), uid="u-2"))
+    more = replace(asked, containers=(app("a", guaranteed("cpu=2 memory=1Gi")),))
+    ledger = resize(rules, ledger, more).ledger
+    (note,) = export_notes(kubelet_state(rules, ledger), ledger)
+    assert note.startswith(f"pods that were resized ({asked.uid}): the files have the CPUs that")
