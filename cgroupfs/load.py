@@ -58,8 +58,10 @@ def read_load(tree: CgroupTree, path: str, *, own_events: bool = False) -> Cgrou
 #: The pages of a cgroup that may migrate: those of processes and of files, shared memory included.
 MOVABLE: Final = frozenset({"anon", "file"})
 PROCESSES: Final = frozenset({"anon"})
-#: Those that the kernel cannot reclaim without swap.
-HELD: Final = frozenset({"anon", "shmem"})
+#: Those that the kernel cannot reclaim without swap, its own for these processes among them.
+HELD: Final = frozenset(
+    {"anon", "shmem", "kernel_stack", "pagetables", "sec_pagetables", "slab_unreclaimable"}
+)
 
 
 def read_node_memory(
