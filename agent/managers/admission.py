@@ -41,7 +41,7 @@ from agent.managers.rules import released
 from agent.managers.topology.hint import NO_AFFINITY, Hint
 from agent.managers.topology.merge import Alignment, align, rules_out, unadmitted
 from agent.pods.model import LINUX, ContainerKind, Placement
-from sysfs.mask import EMPTY, Mask, iter_bits
+from sysfs.mask import Mask, iter_bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -125,8 +125,8 @@ def allocated(rules: EffectivePolicy, draft: Draft, before: Ledger) -> Decision:
     It has the pod if the pod runs already.
     """
     # 1. CPUs of isolcpus, where exclusive CPUs come from them first.
-    held = EMPTY if draft.held is None else draft.held.allocation.exclusive_cpus
-    for narrow in rules.isolated_first(held):
+    held = draft.held
+    for narrow in rules.isolated_first(None if held is None else held.allocation):
         decision = _tried(narrow, rules, draft, before)
         if decision.cause is None:
             return decision

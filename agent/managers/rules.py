@@ -69,15 +69,16 @@ class EffectivePolicy(HostPolicy, frozen=True, dict=True):
         """Return the policy that gives out no exclusive CPUs of these, in all else the same."""
         return self.on(self.machine.cpus.all - spared)
 
-    def isolated_first(self, held: Mask) -> Iterator[EffectivePolicy]:
+    def isolated_first(self, held: PodAllocation | None) -> Iterator[EffectivePolicy]:
         """Yield the policies that come before that on all CPUs; none where all CPUs are alike.
 
         On CPUs of isolcpus, where exclusive CPUs come from these first. A pod that grows stays on
-        the NUMA nodes of what it has (`held`) before it gets some of isolcpus on others.
+        the NUMA nodes of the CPUs that it has (`held`) before it gets some of isolcpus on others.
         """
         unshared = self.policy.cpu.unshared
-        if unshared and held:
-            near = self.machine.cpus.cpus_in_nodes(self.machine.cpus.nodes_of(held))
+        if unshared and held is not None and held.exclusive_cpus:
+            nodes = self.machine.cpus.nodes_of(held.exclusive_cpus)
+            near = self.machine.cpus.cpus_in_nodes(nodes)
             yield self.on(unshared & near)
             yield self.on(near)
         if unshared:

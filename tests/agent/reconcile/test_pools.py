@@ -155,9 +155,9 @@ def test_a_cordon_that_empties_a_pool_is_rejected_and_offline_cpus_are_a_conditi
         await hotplug(site, controller, "0,4-8,12-15")
         assert sets(site, web, exact) == {"0,4-8,12-15"}
         lines = controller.state.condition_lines()
-        assert [("is in the pool near" in line, "agent.pools" in line) for line in lines] == [
-            (True, True)
-        ] * 2
+        assert [
+            ("its pool near has no CPU left" in line, "agent.pools" in line) for line in lines
+        ] == [(True, True)] * 2
         await hotplug(site, controller, "0-15")
         assert sets(site, web, exact) == {"1-3,9-11"}
         assert wrongs(site, controller) == []
