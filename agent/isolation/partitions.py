@@ -9,7 +9,7 @@ partitions below it end.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from agent.managers.bindings import Binding
 
 log = structlog.get_logger(__name__)
-
-_LOST: Final = "isolation lost CPUs"
 
 
 class PodPartitions:
@@ -65,19 +63,13 @@ class PodPartitions:
     ) -> Mapping[str, str] | None:
         """Return the pods (uids) that are to be partitions, each with its kind.
 
-        None: partitions stay as they are, since there never were any, or since CPUs are lost, which
-        is looked for when a pod is to become one. `all_pods` is the cgroup of all pods.
+        None: there are none, and never were. `all_pods` is the cgroup of all pods.
         """
         originals, place = self._custody.originals, exclusive_of(all_pods)
         if not self.used:
             return {} if place in originals else None
         elsewhere = {one.pod_uid for one in bindings if not is_within(one.cgroup, (all_pods,))}
-        before = self.words
         self.words, self._unmet = partition_words(self._config, allocations.values(), elsewhere)
-        if self.words.keys() - before and (lost := self.lost()):
-            self.words, self._unmet = {}, {**self._unmet, **lost}
-            self.place = place if place in originals else ""
-            return None
         if self.words and place not in originals and (why := self._save(all_pods, place)):
             self.words = {}
             self._unmet = {**self._unmet, "isolation partitions": f"no pod is a partition: {why}"}
@@ -155,16 +147,12 @@ class PodPartitions:
 
     def lost(self) -> Mapping[str, str]:
         """Return, as a condition by subject, which CPUs are in no cgroup."""
-        try:
-            lost = self._places.lost() if self.used else EMPTY
-        except PLACE_ERRORS as error:
-            return {_LOST: f"partitions stay as they are: {why_not(error)}"}
+        lost = self._places.lost() if self.used else EMPTY
         if not lost:
             return {}
         return {
-            _LOST: (
-                f"CPUs {lost} are in no cgroup, since a partition was removed while invalid, after "
-                "which the kernel may crash when partitions change: no pod becomes one; restart "
-                "the host"
+            "isolation lost CPUs": (
+                f"CPUs {lost} are in no cgroup, since a partition was removed while invalid: the "
+                "kernel may crash when another is made or ended; restart the host"
             )
         }

@@ -632,17 +632,18 @@ class HostPlaces:
         list of partitions after its memory was freed, and crashes when that list changes (seen).
         """
         tree = self._tree
-        if tree is None or not self._lacking(tree):
+        if tree is None:
             return EMPTY
-        # Partitions first: what one gives back meanwhile the root then has.
-        known = Mask.union(cpus for _, cpus in partitions(tree))
-        return self._lacking(tree) - known
+        # What changes between two reads looks the same, once.
+        found = self._without_cgroup(tree)
+        return found & self._without_cgroup(tree) if found else found
 
-    def _lacking(self, tree: CgroupTree) -> Mask:
-        """Return the online CPUs that the root of the host's tree has not."""
+    def _without_cgroup(self, tree: CgroupTree) -> Mask:
         word, shown = tree.read_many("", (PARTITION, CPUS_EFFECTIVE))
-        of_host = word is None and shown is not None
-        return self.online() - Mask.parse(shown or "") if of_host else EMPTY
+        if word is not None or shown is None:
+            return EMPTY  # not the host's root
+        lacking = self.online() - Mask.parse(shown)
+        return lacking - Mask.union(cpus for _, cpus in partitions(tree)) if lacking else EMPTY
 
     def at_top(self) -> frozenset[str]:
         """Return the cgroups at the top of the tree as of now."""

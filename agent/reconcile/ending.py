@@ -96,8 +96,8 @@ class Releaser:
 
     def _end_invalid(self, cgroup: str) -> None:
         """End invalid partitions before they are removed (`HostPlaces.lost` says why)."""
-        with suppress(OSError):  # what is not ended is found by the next comparison
-            for path in (cgroup, *descendants(self._tree, cgroup)):
+        for path in (cgroup, *descendants(self._tree, cgroup)):
+            with suppress(OSError):  # it has ended; what stays is found by the next comparison
                 (shown,) = self._tree.read_many(path, (PARTITION,))
                 if partition_fault(shown or "") is not None:
                     self._tree.write(path, PARTITION, MEMBER)
