@@ -209,22 +209,29 @@ class PodDemand(Struct, frozen=True, dict=True):
 
     @cached_property
     def effective(self) -> Pod:
-        """The pod with the amounts that count: those of the manifest, or rounded up to cores."""
-        return with_whole_cores(self.pod, self.cpus_per_core) if self.asked.round_up else self.pod
+        """The pod with the amounts that count.
+
+        Those of the manifest, with what the policy's version defaults, then rounded up to cores.
+        """
+        # Not by the manifest's reader: the digest of a specification is the same under every
+        # version.
+        by_version = self._has_budget and self.policy.gates.pod_level_resources_fix_defaulting
+        pod = with_pod_level_limits(self.pod) if by_version else self.pod
+        return with_whole_cores(pod, self.cpus_per_core) if self.asked.round_up else pod
+
+    @property
+    def _has_budget(self) -> bool:
+        return self.policy.gates.pod_level_resources and has_pod_level_resources(self.pod)
 
     @cached_property
     def request(self) -> PodRequest:
-        """The pod as each resource manager is asked, with what the policy's version defaults."""
-        managed, gates = self.policy.pod_level_managers, self.policy.gates
-        has_budget = gates.pod_level_resources and has_pod_level_resources(self.pod)
-        # Not by the manifest's reader: the digest of a specification is the same under every
-        # version.
-        by_version = has_budget and gates.pod_level_resources_fix_defaulting
-        defaulted = with_pod_level_limits(self.effective) if by_version else self.effective
+        """The pod as each resource manager is asked."""
+        managed, has_budget = self.policy.pod_level_managers, self._has_budget
+        of_pod = self.policy.gates.pod_level_resources
         return PodRequest(
             policy=self.policy,
-            pod=defaulted,
-            qos=qos_class(defaulted, pod_level_resources=gates.pod_level_resources),
+            pod=self.effective,
+            qos=qos_class(self.effective, pod_level_resources=of_pod),
             pod_level=has_budget and managed,
             unmanaged=has_budget and not managed,
             containers=self.effective.all_containers(),

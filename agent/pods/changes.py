@@ -61,26 +61,31 @@ def with_whole_cores(pod: Pod, cpus_per_core: int) -> Pod:
     """Return the pod with whole cores in place of each whole number of CPUs, rounded up.
 
     So it is with containers and the pod level that are limited to what they request. The pod level
-    has as much more as its containers have, and then whole cores.
+    has as much more as its containers have at one time, and then whole cores.
     """
     millis = 1000 * cpus_per_core
 
     def rounded(resources: Resources, more: int = 0) -> Resources:
         request, limit = resources.requests.get(CPU), resources.limits.get(CPU)
-        if request is None or request != limit or not request.is_whole:
+        if request is None or request != limit or not (request.is_whole or more):
             return resources
-        return _with_amount(resources, CPU, -(-(request.milli_value + more) // millis) * millis)
+        amount = request.milli_value + more
+        return _with_amount(
+            resources, CPU, -(-amount // millis) * millis if request.is_whole else amount
+        )
 
     whole = _with_containers(pod, lambda each: replace(each, resources=rounded(each.resources)))
     if pod.resources is None:
         return whole
-    return replace(whole, resources=rounded(pod.resources, _millis(whole) - _millis(pod)))
+    more = [
+        {CPU: after.milli_value - before.milli_value}
+        for before, after in zip(_cpu_requests(pod), _cpu_requests(whole), strict=True)
+    ]
+    return replace(whole, resources=rounded(pod.resources, aggregate(pod, more)[CPU]))
 
 
-def _millis(pod: Pod) -> int:
-    """Return the millicores that the containers of a pod request at one time."""
-    requests = [each.resources.requests.get(CPU, ZERO) for each in pod.all_containers()]
-    return aggregate(pod, [{CPU: each.milli_value} for each in requests])[CPU]
+def _cpu_requests(pod: Pod) -> list[Quantity]:
+    return [each.resources.requests.get(CPU, ZERO) for each in pod.all_containers()]
 
 
 def with_limits_as_requests(pod: Pod) -> Pod:

@@ -13,7 +13,7 @@ from agent.managers.demand import PodDemand
 from agent.managers.policy import CpuPolicy, MemoryPolicy, PluginDevice, Policy
 from agent.managers.registry import MANAGERS
 from agent.managers.trials import advise
-from agent.pods.model import EXCLUSIVE, ROUND_UP, QosClass
+from agent.pods.model import EXCLUSIVE, ROUND_UP, ContainerKind, QosClass
 from tests.agent.managers.drafts import allocated, rejected
 from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, SMT, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
@@ -204,22 +204,52 @@ def test_whole_numbers_of_cpus_are_rounded_up_to_whole_cores_where_that_is_asked
         (4, ("1", "1", ""), 6, [2, 2, 2]),
         (4, ("3", ""), 6, [4, 2]),
         (4, ("2", "2"), 4, [2, 2]),
+        # What starts before is not there at the same time.
+        (4, ("3", "", "init 4"), 6, [4, 2]),
+        (4, ("3", "", "init 3"), 6, [4, 2]),
     ],
 )
 def test_a_budget_is_rounded_up_with_its_slices(
     budget: int, containers: tuple[str, ...], rounded: int, slices: list[int]
 ) -> None:
-    parts = [guaranteed(f"cpu={cpus} memory=1Gi") if cpus else None for cpus in containers]
+    made = [
+        (init if before else app)(name, guaranteed(f"cpu={cpus} memory=1Gi") if cpus else None)
+        for name, (before, _, cpus) in (
+            (f"c{place}", text.rpartition(" ")) for place, text in enumerate(containers)
+        )
+    ]
     asked = pod(
-        *(app(f"c{place}", part) for place, part in enumerate(parts)),
+        *made,
         of_pod=guaranteed(f"cpu={budget} memory=8Gi"),
         annotations={ROUND_UP: "cores"},
     )
     rules = make_rules(SMT, memory=False)
     (allocation,) = admit(rules, rules.empty_ledger(), asked).ledger.allocations.values()
     assert allocation.cpus is not None
-    found = [len(allocation.cpus), *(len(one.cpus or ()) for one in allocation.containers)]
-    assert found == [rounded, *slices]
+    assert len(allocation.cpus) == rounded
+    apps = [one for one in allocation.containers if one.kind is ContainerKind.APP]
+    assert [len(one.cpus or ()) for one in apps] == slices
+
+
+def test_a_budget_that_is_no_whole_number_grows_by_as_much() -> None:
+    ones = [app(name, guaranteed("cpu=1 memory=1Gi")) for name in "abc"]
+    budget = guaranteed("cpu=3500m memory=4Gi")
+    asked = pod(*ones, of_pod=budget, annotations={ROUND_UP: "cores"})
+    decision = admit(
+        rules := make_rules(SMT, scope=CONTAINER, memory=False), rules.empty_ledger(), asked
+    )
+    assert decision.allocation is not None
+    assert len(decision.allocation.exclusive_cpus) == 6
+    assert decision.allocation.node_requests["cpu"] == 6500
+
+
+def test_a_budget_without_limits_has_its_own_before_it_is_rounded_up() -> None:
+    ones = [app(name, guaranteed("cpu=1 memory=1Gi")) for name in "abc"]
+    asked = pod(*ones, of_pod=resources("cpu=3 memory=3Gi"), annotations={ROUND_UP: "cores"})
+    rules = make_rules(SMT, memory=False)
+    allocation = allocated(rules, asked)
+    assert allocation.qos is QosClass.GUARANTEED
+    assert len(allocation.exclusive_cpus) == 6
 
 
 def test_a_pod_that_fits_without_rounding_up_is_told_so() -> None:
