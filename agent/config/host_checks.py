@@ -61,10 +61,11 @@ def _kept(config: Config, machine: Machine, offline: Mask) -> Mask:
 
 def _isolated_problems(config: Config, machine: Machine, offline: Mask) -> Iterator[Mistake]:
     listed, unshared = config.reserved_system_cpus, unshared_cpus(config, machine)
-    if unshared and listed is not None and listed - offline <= unshared:
+    there = (listed or EMPTY) - offline - machine.withheld_cpus
+    if there and there <= unshared:
         yield Mistake(
             "agent.isolatedCPUs",
-            f"all reserved CPUs ({listed}) are of isolcpus ({machine.isolated}), which containers "
+            f"all reserved CPUs ({there}) are of isolcpus ({machine.isolated}), which containers "
             "without CPUs of their own would not get; reserve a CPU outside of it",
         )
 

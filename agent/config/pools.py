@@ -126,7 +126,7 @@ def _pools_of(pool: PoolConfig, machine: Machine) -> Iterator[Pool]:
         named = {
             f"{pool.name}-{id_}": some & mine
             for id_, mine in nodes.items()
-            if some & mine or id_ in pool.nodes  # all of whose CPUs may be offline
+            if some & mine or id_ in pool.nodes  # of which no CPU may be online
         }
     for name, part in named.items():
         yield Pool(name, part, pool.namespaces, pool.qos_classes, pool.memory)
@@ -136,7 +136,8 @@ def pool_problems(
     pools: tuple[PoolConfig, ...], machine: Machine, offline: Mask, kept: Mask
 ) -> Iterator[Mistake]:
     """Yield what of pools does not fit a host; `kept` are CPUs that no shared container has."""
-    there = machine.cpus.all | offline | machine.withheld_cpus
+    absent = offline | machine.withheld_cpus
+    there = machine.cpus.all | absent
     for number, pool in enumerate(pools):
         at = f"agent.pools[{number}]"
         if unknown := (pool.cpus or EMPTY) - there:
@@ -147,12 +148,14 @@ def pool_problems(
             message = f"this host has no NUMA node {unknown}; its nodes are {machine.node_mask}"
             yield Mistake(at, f"pool {pool.name}: {message}")
             continue
+        # Which node or kind CPUs are of is not known while they are absent.
+        may_have = absent and (pool.nodes or pool.core_kinds)
         made = tuple(_pools_of(pool, machine))
+        bare = not may_have and not any(each.cpus for each in made)
         for name, cpus in [(each.name, each.cpus) for each in made] or [(pool.name, EMPTY)]:
             if fault := label_fault(name):
                 yield Mistake(at, f"pool {name}: no annotation can name it: {fault}")
-            # Which node or kind CPUs are of is not known while they are offline.
-            if not cpus - kept and (cpus or not offline):
+            if not cpus - kept and (cpus or bare):
                 why = f"no shared container gets {kept}" if cpus else "this host has none for it"
                 yield Mistake(at, f"pool {name} has no CPU: {why}; list others")
     names = Counter(pool.name for pool in pools_on(pools, machine))

@@ -117,8 +117,8 @@ def pool_rejection(rules: HostPolicy, pod: PodAllocation, left: Mask) -> Rejecti
 
 
 def _without_cpus(pool: Pool) -> str:
-    why = "exclusive, cordoned, kept for the system or offline" if pool.cpus else "offline"
-    return f"{pool.name} has no CPU left: all of {pool.cpus or 'its CPUs'} are {why}"
+    every = f"all of {pool.cpus} are exclusive, cordoned, kept for the system or offline"
+    return f"{pool.name} has no CPU left: {every if pool.cpus else 'none of them is online'}"
 
 
 def _unknown_pool(policy: Policy, pod: PodAllocation) -> str:
@@ -175,5 +175,5 @@ def pool_violations(rules: HostPolicy, pod: PodAllocation, shared: Mask) -> Iter
     pool = pool_of(rules.policy, pod)
     if pool is not None and not pool.cpus & shared:
         message = f"its pool {_without_cpus(pool)}, {everywhere}"
-        remedy = f"free or set online some of {pool.cpus or 'them'}, or {ADMIT_AGAIN}"
+        remedy = f"free or set online some of {pool.cpus or 'its CPUs'}, or {ADMIT_AGAIN}"
         yield Violation.of(pod, Rule.POOLS, message, remedy)

@@ -601,6 +601,8 @@ class CpuManager(ResourceManager):
     def spared(self, draft: Draft) -> Mask:
         rules, pods = draft.rules, draft.ledger.allocations.values()
         left = uncordoned_shared_cpus(rules, draft.ledger)
+        if draft.held is not None:
+            left -= draft.held.allocation.exclusive_cpus
         return last_of_pools(rules.policy, pods, draft.demand, left, rules.open_cpus)
 
     def allocatable(self, rules: HostPolicy) -> Mapping[str, int]:

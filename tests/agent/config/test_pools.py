@@ -13,8 +13,8 @@ from agent.config.model import ConfigError
 from agent.config.resolve import resolve
 from agent.managers.policy import Pool, PoolMemory
 from agent.pods.model import QosClass
-from sysfs.host import CoreKind
-from sysfs.mask import Mask
+from sysfs.host import CoreKind, WithheldCpus
+from sysfs.mask import EMPTY, Mask
 from tests.agent.config.machines import GIB, machine
 
 #: Node 0 has CPUs 0-3, node 1 has 4-7.
@@ -147,7 +147,7 @@ def test_reserved_cpus_are_not_of_isolcpus_that_are_for_exclusive_use(
             "systemReserved: {cpu: '2'}",
             "reserve 2 CPUs, this host has 1 beside those of iso",
         ),
-        ("2-3", "reservedSystemCPUs: 2,8", "all reserved CPUs .2,8. are of isolcpus .2-3."),
+        ("2-3", "reservedSystemCPUs: 2,8", "all reserved CPUs .2. are of isolcpus .2-3."),
     ],
 )
 def test_some_reserved_cpu_has_to_be_outside_of_isolcpus(
@@ -190,14 +190,27 @@ def test_isolated_cpus_for_exclusive_use_leave_a_reserved_one_and_are_of_no_pool
         ("coreKinds: [efficiency]", {"a": ""}),
     ],
 )
+@pytest.mark.parametrize("withheld", [False, True])
 def test_a_pool_stays_while_all_cpus_of_its_node_or_kind_are_offline(
-    entry: str, expected: dict[str, str]
+    entry: str, expected: dict[str, str], *, withheld: bool
 ) -> None:
     """The agent starts, and pods of the pool run elsewhere until some are online."""
-    host = machine({0: 4 * GIB, 1: 4 * GIB}, cpu_nodes=(0,))
+    host, absent = machine({0: 4 * GIB, 1: 4 * GIB}, cpu_nodes=(0,)), Mask.parse("4-7")
+    if withheld:
+        host = replace(host, withheld=(WithheldCpus(absent, "/other"),))
     config = load_config(f"agent: {{pools: [{{name: a, {entry}}}]}}", "x")
-    made = resolve(config, host, offline=Mask.parse("4-7")).pools
+    made = resolve(config, host, offline=EMPTY if withheld else absent).pools
     assert {pool.name: str(pool.cpus) for pool in made} == expected
+
+
+def test_a_node_without_cpus_is_no_mistake_beside_others() -> None:
+    host = machine({0: 4 * GIB, 1: 4 * GIB, 2: 4 * GIB})
+    each = load_config("agent: {pools: [{name: a, perNode: true, nodes: 0-2}]}", "x")
+    assert [str(pool.cpus) for pool in resolve(each, host).pools] == ["0-3", "4-7", ""]
+    for entry in ("nodes: 2", "isolated: true"):
+        config = load_config(f"agent: {{pools: [{{name: a, {entry}}}]}}", "x")
+        with pytest.raises(ConfigError, match="pool a has no CPU: this host has none for it"):
+            resolve(config, host, offline=Mask.of(8) if "isolated" in entry else EMPTY)
 
 
 def test_offline_and_withheld_cpus_may_be_of_a_pool() -> None:

@@ -121,7 +121,7 @@ def test_an_exclusive_pod_leaves_a_pool_with_pods_its_last_cpu() -> None:
 @pytest.mark.parametrize(
     ("pools", "with_pods", "named", "fits"),
     [
-        # (the CPUs of pools, those with a pod in them, that of the new pod; what fits of the four)
+        # (the CPUs of pools, those with a pod in them, that of the new pod; what fits of CPUs 1-4)
         (("1-2", "3-4"), [0], None, 3),
         (("1-2", "3-4"), [0, 1], None, 2),
         (("1-2", "3-4"), [0], 1, 2),
@@ -131,7 +131,7 @@ def test_an_exclusive_pod_leaves_a_pool_with_pods_its_last_cpu() -> None:
         (("1-2", "1,3-4"), [0, 1], None, 3),
         (("1-2", "2-3", "3-4"), [0, 1, 2], None, 2),
         # The reserved CPU 0 is left to a pool anyway.
-        (("0-2", "3-4"), [0, 1], None, 3),
+        (("1-2", "0,3-4"), [0, 1], None, 3),
     ],
 )
 def test_only_pools_with_pods_are_left_a_cpu(
@@ -151,6 +151,30 @@ def test_only_pools_with_pods_are_left_a_cpu(
             rest = app("rest", guaranteed("cpu=500m memory=1Gi"))
             asked = replace(pod(*own(cpus).containers, rest), annotations={POOL: f"pool-{named}"})
         assert admit(rules, ledger, asked).admitted == (cpus == fits)
+
+
+def test_a_pod_with_a_budget_is_in_no_pool_that_is_left_a_cpu() -> None:
+    two = (Pool("one", Mask.parse("1-2")), Pool("two", Mask.parse("3-4")))
+    rules = pooled(make_rules(topology=BEST_EFFORT), *two)
+    ledger = with_pod(rules, in_pool("one"))
+    free = Mask.parse("1-4")
+    others = own(len(rules.open_cpus - free), "others")
+    ledger = with_pod(rules.without(free), others, ledger)
+    main, budget = app("main", guaranteed("cpu=2 memory=1Gi")), guaranteed("cpu=3 memory=2Gi")
+    asked = pod(main, app("rest"), of_pod=budget, annotations={POOL: "two"})
+    assert admit(rules, ledger, asked).admitted
+
+
+def test_a_pod_that_grows_leaves_a_pool_a_cpu_that_it_has_not_itself() -> None:
+    rules = pooled(make_rules(topology=BEST_EFFORT), Pool("one", Mask.parse("1-3")))
+    ledger = with_pod(rules, in_pool("one"))
+    ledger = with_pod(rules.on(Mask.of(3)), own(1), ledger)
+    free = Mask.parse("1-4")
+    others = own(len(rules.open_cpus - free), "others")
+    ledger = with_pod(rules.without(free), others, ledger)
+    grown = resize(rules, ledger, own(3)).allocation
+    assert grown is not None
+    assert grown.exclusive_cpus == Mask.parse("1,3-4")
 
 
 def test_no_pod_gets_the_last_cpu_of_a_pool_in_which_another_runs() -> None:
@@ -186,8 +210,8 @@ def test_pods_of_a_pool_that_lost_its_cpus_run_in_the_whole_shared_pool_and_are_
     assert "its pool near has no CPU left: all of 0-3 are exclusive, cordoned" in found[0].message
     bare = pooled(lost, Pool("near", EMPTY))
     [bared] = [one for one in invalid_allocations(bare, ledger) if one.rule == Rule.POOLS]
-    assert "its pool near has no CPU left: all of its CPUs are offline, so" in bared.message
-    assert "all of its CPUs are offline" in rejected(bare, in_pool("near", uid="u-2")).message
+    assert "its pool near has no CPU left: none of them is online, so" in bared.message
+    assert "none of them is online" in rejected(bare, in_pool("near", uid="u-2")).message
     assert not [one for one in invalid_allocations(RULES, ledger) if one.rule == Rule.POOLS]
 
 
