@@ -6,7 +6,6 @@ The CPUs of a partition are in the effective set of no cgroup outside of it, wha
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from cgroupfs.settings import (
@@ -17,6 +16,7 @@ from cgroupfs.settings import (
     PARTITION,
     partition_fault,
 )
+from cgroupfs.state import GONE
 from cgroupfs.tree import descendants
 from sysfs.mask import Mask
 
@@ -42,12 +42,16 @@ def partitions(tree: CgroupTree, cgroup: str = "") -> Iterator[tuple[str, Mask]]
     #: Neither partitions nor without exclusive CPUs: partitions may lie below them.
     open_ones = {cgroup}
     for path in descendants(tree, cgroup, open_ones.__contains__):
-        with suppress(FileNotFoundError):
+        try:
             files = (PARTITION, EXCLUSIVE, EXCLUSIVE_EFFECTIVE, CPUS)
             word, exclusive, *sets = tree.read_many(path, files)
-            if word is None:
-                continue
-            if word.strip() != MEMBER:
-                yield path, Mask.union(Mask.parse(text or "") for text in (exclusive, *sets))
-            elif (exclusive or "").strip():
-                open_ones.add(path)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+            continue
+        if word is None:
+            continue
+        if word.strip() != MEMBER:
+            yield path, Mask.union(Mask.parse(text or "") for text in (exclusive, *sets))
+        elif (exclusive or "").strip():
+            open_ones.add(path)

@@ -152,7 +152,7 @@ class PodPartitions:
             return {}
         return {
             "isolation lost CPUs": (
-                f"CPUs {lost} are in no cgroup, since a partition was removed while invalid: the "
-                "kernel may crash when another is made or ended; restart the host"
+                f"CPUs {lost} are in no cgroup, most likely since a partition was removed while "
+                "invalid: the kernel may crash when another is made or ended; restart the host"
             )
         }

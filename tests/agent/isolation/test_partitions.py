@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -290,11 +291,19 @@ def test_the_cpus_of_a_partition_that_others_removed_while_invalid_are_a_conditi
     assert str(plain.places.lost()) == "2-3"
 
 
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ENODEV])
 def test_a_cgroup_may_end_while_partitions_are_looked_for(
-    plain: Machine, monkeypatch: pytest.MonkeyPatch
+    plain: Machine, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     plain.repair(target(OWN))
-    children = plain.kernel.children
+    children, read_many = plain.kernel.children, plain.kernel.read_many
+
+    def reading(path: str, files: tuple[str, ...]) -> tuple[str | None, ...]:
+        if path == "gone":
+            raise OSError(number, "it has ended", path)
+        return read_many(path, files)
+
+    monkeypatch.setattr(plain.kernel, "read_many", reading)
     monkeypatch.setattr(plain.kernel, "children", lambda path: (*children(path), "gone"))
     assert plain.repair(target(OWN))
     assert conditions(plain) == ""
