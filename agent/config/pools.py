@@ -121,7 +121,8 @@ def _pools_of(pool: PoolConfig, machine: Machine) -> Iterator[Pool]:
     if not pool.per_node:
         named = {pool.name: cpus}
     else:
-        some = cpus or machine.cpus.all
+        stated = pool.cpus is not None or pool.nodes or pool.core_kinds or pool.isolated
+        some = cpus if stated else machine.cpus.all
         nodes = {id_: machine.cpus.cpus_in_nodes(Mask.of(id_)) for id_ in machine.node_mask}
         named = {
             f"{pool.name}-{id_}": some & mine
@@ -149,13 +150,14 @@ def pool_problems(
             yield Mistake(at, f"pool {pool.name}: {message}")
             continue
         # Which node or kind CPUs are of is not known while they are absent.
-        may_have = absent and (pool.nodes or pool.core_kinds)
+        known = (pool.cpus or EMPTY) | (machine.isolated if pool.isolated else EMPTY)
+        may_have = absent if pool.nodes or pool.core_kinds else absent & known
         made = tuple(_pools_of(pool, machine))
-        bare = not may_have and not any(each.cpus for each in made)
+        bare = not any(each.cpus for each in made)
         for name, cpus in [(each.name, each.cpus) for each in made] or [(pool.name, EMPTY)]:
             if fault := label_fault(name):
                 yield Mistake(at, f"pool {name}: no annotation can name it: {fault}")
-            if not cpus - kept and (cpus or bare):
+            if not cpus - kept and (cpus or bare) and not may_have:
                 why = f"no shared container gets {kept}" if cpus else "this host has none for it"
                 yield Mistake(at, f"pool {name} has no CPU: {why}; list others")
     names = Counter(pool.name for pool in pools_on(pools, machine))

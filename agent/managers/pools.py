@@ -153,7 +153,7 @@ def last_of_pools(
     both.
     """
     found = [pool_of(policy, pod) for pod in pods]
-    if not demand.pod_level and any(not each.cpus for each in demand.containers):
+    if not demand.request.from_budget and any(not each.cpus for each in demand.containers):
         found.append(_chosen(policy, demand.pod, demand.request.qos))
     rests = {pool.cpus & left for pool in found if pool is not None}
     waiting = sorted(

@@ -11,6 +11,7 @@ from agent.config.document import config_yaml
 from agent.config.load import load_config
 from agent.config.model import ConfigError
 from agent.config.resolve import resolve
+from agent.managers.cpu.topology import CpuTopology
 from agent.managers.policy import Pool, PoolMemory
 from agent.pods.model import QosClass
 from sysfs.host import CoreKind, WithheldCpus
@@ -187,7 +188,12 @@ def test_isolated_cpus_for_exclusive_use_leave_a_reserved_one_and_are_of_no_pool
         ("nodes: 1, cpus: 4-7", {"a": "4-7"}),
         ("nodes: 0-1, perNode: true", {"a-0": "0-3", "a-1": ""}),
         ("perNode: true", {"a-0": "0-3"}),
+        ("nodes: 1, perNode: true", {"a-1": ""}),
+        ("cpus: 4-5, perNode: true", {}),
+        ("cpus: 3-5, perNode: true", {"a-0": "3"}),
+        ("isolated: true, perNode: true", {}),
         ("coreKinds: [efficiency]", {"a": ""}),
+        ("coreKinds: [efficiency], perNode: true", {}),
     ],
 )
 @pytest.mark.parametrize("withheld", [False, True])
@@ -196,6 +202,7 @@ def test_a_pool_stays_while_all_cpus_of_its_node_or_kind_are_offline(
 ) -> None:
     """The agent starts, and pods of the pool run elsewhere until some are online."""
     host, absent = machine({0: 4 * GIB, 1: 4 * GIB}, cpu_nodes=(0,)), Mask.parse("4-7")
+    host = replace(host, isolated=Mask.parse("6-7"))
     if withheld:
         host = replace(host, withheld=(WithheldCpus(absent, "/other"),))
     config = load_config(f"agent: {{pools: [{{name: a, {entry}}}]}}", "x")
@@ -207,10 +214,22 @@ def test_a_node_without_cpus_is_no_mistake_beside_others() -> None:
     host = machine({0: 4 * GIB, 1: 4 * GIB, 2: 4 * GIB})
     each = load_config("agent: {pools: [{name: a, perNode: true, nodes: 0-2}]}", "x")
     assert [str(pool.cpus) for pool in resolve(each, host).pools] == ["0-3", "4-7", ""]
-    for entry in ("nodes: 2", "isolated: true"):
+    for entry in ("nodes: 2", "isolated: true", "isolated: true, perNode: true"):
         config = load_config(f"agent: {{pools: [{{name: a, {entry}}}]}}", "x")
         with pytest.raises(ConfigError, match="pool a has no CPU: this host has none for it"):
             resolve(config, host, offline=Mask.of(8) if "isolated" in entry else EMPTY)
+
+
+def test_a_pool_of_a_node_with_reserved_cpus_alone_online_stays() -> None:
+    strict = STATIC.replace("reservedSystemCPUs: 0-1", "reservedSystemCPUs: 0,4")
+    config = load_config(f"{strict}agent: {{pools: [{{name: a, nodes: 1}}]}}", "x")
+    rows = [(cpu, cpu, 0, int(cpu > 3), None) for cpu in range(5)]
+    host = replace(HOST, cpus=CpuTopology.from_rows(rows))
+    assert [str(each.cpus) for each in resolve(config, host, offline=Mask.parse("5-7")).pools] == [
+        "4"
+    ]
+    with pytest.raises(ConfigError, match="no shared container gets 0,4"):
+        resolve(config, host)
 
 
 def test_offline_and_withheld_cpus_may_be_of_a_pool() -> None:

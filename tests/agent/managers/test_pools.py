@@ -13,7 +13,7 @@ from agent.managers.admission import admit, remove
 from agent.managers.cpu.manager import exclusive_cpus, shared_cpus
 from agent.managers.cpu.topology import CpuTopology
 from agent.managers.machine import Machine
-from agent.managers.policy import Cordon, Pool, PoolMemory
+from agent.managers.policy import Cordon, Pool, PoolMemory, TopologyManagerScope
 from agent.managers.pools import pod_pools, pool_of, shared_cpus_of
 from agent.managers.quality import invalid_allocations
 from agent.managers.resize import resize
@@ -23,7 +23,7 @@ from agent.pods.model import POOL, QosClass
 from agent.pods.validation import find_problems
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import allocated, rejected, with_pod
-from tests.agent.managers.hosts import BEST_EFFORT, PLAIN, make_rules
+from tests.agent.managers.hosts import BEST_EFFORT, CONTAINER, PLAIN, POD, make_rules
 from tests.agent.managers.test_invariants import EVERY_SEQUENCE, pods, rule_sets
 from tests.agent.pods.pods import app, guaranteed, pod, resources
 
@@ -153,16 +153,28 @@ def test_only_pools_with_pods_are_left_a_cpu(
         assert admit(rules, ledger, asked).admitted == (cpus == fits)
 
 
-def test_a_pod_with_a_budget_is_in_no_pool_that_is_left_a_cpu() -> None:
+@pytest.mark.parametrize(
+    ("scope", "own_cpus", "budget", "with_pods", "named"),
+    [
+        # What shares the budget runs on its CPUs, in no pool.
+        (POD, 2, 3, "one", "two"),
+        # With container scope it runs in the shared pool, and in its own pool there.
+        (CONTAINER, 3, 4, "", "one"),
+    ],
+)
+def test_a_pod_with_a_budget_is_in_a_pool_with_container_scope_alone(
+    scope: TopologyManagerScope, own_cpus: int, budget: int, with_pods: str, named: str
+) -> None:
     two = (Pool("one", Mask.parse("1-2")), Pool("two", Mask.parse("3-4")))
-    rules = pooled(make_rules(topology=BEST_EFFORT), *two)
-    ledger = with_pod(rules, in_pool("one"))
+    rules = pooled(make_rules(topology=BEST_EFFORT, scope=scope), *two)
+    ledger = with_pod(rules, in_pool(with_pods)) if with_pods else rules.empty_ledger()
     free = Mask.parse("1-4")
     others = own(len(rules.open_cpus - free), "others")
     ledger = with_pod(rules.without(free), others, ledger)
-    main, budget = app("main", guaranteed("cpu=2 memory=1Gi")), guaranteed("cpu=3 memory=2Gi")
-    asked = pod(main, app("rest"), of_pod=budget, annotations={POOL: "two"})
-    assert admit(rules, ledger, asked).admitted
+    main = app("main", guaranteed(f"cpu={own_cpus} memory=1Gi"))
+    of_pod = guaranteed(f"cpu={budget} memory=2Gi")
+    asked = pod(main, app("rest"), of_pod=of_pod, annotations={POOL: named})
+    assert allocated(rules, asked, ledger).exclusive_cpus == Mask.parse("1,3-4")
 
 
 def test_a_pod_that_grows_leaves_a_pool_a_cpu_that_it_has_not_itself() -> None:
