@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -153,7 +154,7 @@ def test_cgroups_that_vanish_while_they_are_read_change_nothing_else() -> None:
 
         def vanish(operation: Operation, at: int = number) -> None:
             if operation.number == at and operation.path.startswith("gone.slice"):
-                raise FileNotFoundError(operation.path)
+                raise FileNotFoundError(errno.ENOENT, "it has ended", operation.path)
 
         found = read_withheld(FaultyTree(tree_of(lines), vanish), "kubepods", ONLINE)
         assert "CPUs 6-7 belong to the partition /ovs.slice" in map(str, found)
