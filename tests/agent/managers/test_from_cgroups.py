@@ -20,6 +20,7 @@ from agent.managers.recovery import (
     recover,
 )
 from agent.pods.model import EXCLUSIVE, MEMORY, POOL, ContainerKind, QosClass
+from agent.pods.validation import find_problems
 from sysfs.mask import EMPTY, Mask
 from tests.agent.managers.drafts import rejected
 from tests.agent.managers.hosts import CONTAINER, GIB, POD, make_rules
@@ -264,7 +265,9 @@ def test_whatever_ran_nothing_is_allocated_twice_and_no_pod_is_moved(
 ) -> None:
     """Admit pods, lose the ledger, recover what their cgroups show, and ask for them again."""
     ledger = rules.empty_ledger()
-    named = [replace(one, uid=f"u-{number}") for number, one in enumerate(asked)]
+    # The limits of a manifest that the agent takes: no container has more than its pod.
+    valid = [one for one in asked if not find_problems(one)]
+    named = [replace(one, uid=f"u-{number}") for number, one in enumerate(valid)]
     for one in named:
         ledger = admit(rules, ledger, one).ledger
     pool = shared_cpus(rules, ledger)
