@@ -305,7 +305,11 @@ def _memory(
     demand: PodDemand,
     found: Mapping[str, ContainerAllocation],
 ) -> dict[str, tuple[MemoryBlock, ...]]:
-    """Return the memory of each container on the nodes that its cgroup, or the pod's, shows."""
+    """Return the memory of each container on the nodes that its cgroup, or the pod's, shows.
+
+    A standard init container that is not shown has ended: no node is charged for it, as for one
+    whose memory later containers reuse.
+    """
     if not _asks_for_memory(demand):
         return {}
     alike = {container.mems for container in recovered.containers}
@@ -317,7 +321,11 @@ def _memory(
             continue
         if not nodes or (shown is None and len(alike) > 1):
             raise NotMatchedError((f"no cgroup shows the memory nodes of {container.name}",))
-        blocks[container.name] = _pinned_to(container.memory, nodes)
+        pinned = _pinned_to(container.memory, nodes)
+        ended = container.is_standard_init and shown is None
+        blocks[container.name] = tuple(
+            replace(block, size=0) if ended else block for block in pinned
+        )
     return blocks
 
 
