@@ -61,6 +61,12 @@ def own(cpus: int, uid: str = "u-1") -> Pod:
     return pod(app("main", guaranteed(f"cpu={cpus} memory=1Gi")), uid=uid)
 
 
+def filled(rules: EffectivePolicy, ledger: Ledger) -> Ledger:
+    """Return the ledger in which another pod has all CPUs that are free but 1-4."""
+    free = Mask.parse("1-4")
+    return with_pod(rules.without(free), own(len(rules.open_cpus - free), "others"), ledger)
+
+
 #: The pod, and the name of its pool.
 CHOICES: Final[dict[str, tuple[Pod, str]]] = {
     "its annotation": (in_pool("near"), "near"),
@@ -142,9 +148,7 @@ def test_only_pools_with_pods_are_left_a_cpu(
     ledger = rules.empty_ledger()
     for place in with_pods:
         ledger = with_pod(rules, in_pool(f"pool-{place}", uid=f"in-{place}"), ledger)
-    free = Mask.parse("1-4")
-    others = own(len(rules.open_cpus - free), "others")
-    ledger = with_pod(rules.without(free), others, ledger)
+    ledger = filled(rules, ledger)
     for cpus in (fits, fits + 1):
         asked = own(cpus)
         if named is not None:
@@ -168,9 +172,7 @@ def test_a_pod_with_a_budget_is_in_a_pool_with_container_scope_alone(
     two = (Pool("one", Mask.parse("1-2")), Pool("two", Mask.parse("3-4")))
     rules = pooled(make_rules(topology=BEST_EFFORT, scope=scope), *two)
     ledger = with_pod(rules, in_pool(with_pods)) if with_pods else rules.empty_ledger()
-    free = Mask.parse("1-4")
-    others = own(len(rules.open_cpus - free), "others")
-    ledger = with_pod(rules.without(free), others, ledger)
+    ledger = filled(rules, ledger)
     main = app("main", guaranteed(f"cpu={own_cpus} memory=1Gi"))
     of_pod = guaranteed(f"cpu={budget} memory=2Gi")
     asked = pod(main, app("rest"), of_pod=of_pod, annotations={POOL: named})
@@ -181,9 +183,7 @@ def test_a_pod_that_grows_leaves_a_pool_a_cpu_that_it_has_not_itself() -> None:
     rules = pooled(make_rules(topology=BEST_EFFORT), Pool("one", Mask.parse("1-3")))
     ledger = with_pod(rules, in_pool("one"))
     ledger = with_pod(rules.on(Mask.of(3)), own(1), ledger)
-    free = Mask.parse("1-4")
-    others = own(len(rules.open_cpus - free), "others")
-    ledger = with_pod(rules.without(free), others, ledger)
+    ledger = filled(rules, ledger)
     grown = resize(rules, ledger, own(3)).allocation
     assert grown is not None
     assert grown.exclusive_cpus == Mask.parse("1,3-4")
