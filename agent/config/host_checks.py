@@ -53,16 +53,16 @@ def _kept(config: Config, machine: Machine, offline: Mask) -> Mask:
     kept = unshared_cpus(config, machine)
     static = config.cpu_manager_policy is CpuManagerPolicy.STATIC
     if static and config.cpu_options.strict_cpu_reservation:
-        kept |= config.reserved_system_cpus or EMPTY
         with suppress(ReservationError):  # named by other checks
             kept |= reserved_cpus(config, machine, offline)
     return kept
 
 
 def _isolated_problems(config: Config, machine: Machine, offline: Mask) -> Iterator[Mistake]:
-    listed, unshared = config.reserved_system_cpus, unshared_cpus(config, machine)
-    there = (listed or EMPTY) - offline - machine.withheld_cpus
-    if there and there <= unshared:
+    if config.reserved_system_cpus is None:
+        return
+    there = reserved_cpus(config, machine, offline)
+    if there and there <= unshared_cpus(config, machine):
         yield Mistake(
             "agent.isolatedCPUs",
             f"all reserved CPUs ({there}) are of isolcpus ({machine.isolated}), which containers "
