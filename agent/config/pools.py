@@ -19,7 +19,7 @@ from sysfs.host import CoreKind
 from sysfs.mask import EMPTY, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from agent.config.kinds import KeyReader
     from agent.managers.machine import Machine
@@ -123,12 +123,11 @@ def _pools_of(pool: PoolConfig, machine: Machine) -> Iterator[Pool]:
     else:
         stated = pool.cpus is not None or pool.nodes or pool.core_kinds or pool.isolated
         some = cpus if stated else machine.cpus.all
-        nodes = {id_: machine.cpus.cpus_in_nodes(Mask.of(id_)) for id_ in machine.node_mask}
-        named = {
-            f"{pool.name}-{id_}": some & mine
-            for id_, mine in nodes.items()
-            if some & mine or id_ in pool.nodes  # of which no CPU may be online
+        of_node = {
+            id_: some & machine.cpus.cpus_in_nodes(Mask.of(id_)) for id_ in machine.node_mask
         }
+        # A node that is listed has a pool even while all of its CPUs are offline.
+        named = {f"{pool.name}-{id_}": p for id_, p in of_node.items() if p or id_ in pool.nodes}
     for name, part in named.items():
         yield Pool(name, part, pool.namespaces, pool.qos_classes, pool.memory)
 
@@ -149,18 +148,29 @@ def pool_problems(
             message = f"this host has no NUMA node {unknown}; its nodes are {machine.node_mask}"
             yield Mistake(at, f"pool {pool.name}: {message}")
             continue
-        # Which node or kind CPUs are of is not known while they are absent.
-        known = (pool.cpus or EMPTY) | (machine.isolated if pool.isolated else EMPTY)
-        may_have = absent if pool.nodes or pool.core_kinds else absent & known
-        made = tuple(_pools_of(pool, machine))
-        bare = not any(each.cpus for each in made)
-        for name, cpus in [(each.name, each.cpus) for each in made] or [(pool.name, EMPTY)]:
+        made = {each.name: each.cpus for each in _pools_of(pool, machine)}
+        for name in made:
             if fault := label_fault(name):
                 yield Mistake(at, f"pool {name}: no annotation can name it: {fault}")
-            if not cpus - kept and (cpus or bare) and not may_have:
-                why = f"no shared container gets {kept}" if cpus else "this host has none for it"
-                yield Mistake(at, f"pool {name} has no CPU: {why}; list others")
+        if not _absent_cpus(pool, machine, absent):
+            yield from (Mistake(at, message) for message in _without_cpus(pool.name, made, kept))
     names = Counter(pool.name for pool in pools_on(pools, machine))
     for name, count in names.items():
         if count > 1:
             yield Mistake("agent.pools", f"pool {name} is made twice; call one of them otherwise")
+
+
+def _absent_cpus(pool: PoolConfig, machine: Machine, absent: Mask) -> Mask:
+    """Return which of the offline and withheld CPUs may be of a pool."""
+    if pool.nodes or pool.core_kinds:
+        return absent  # of which the node and the kind are not known
+    return absent & ((pool.cpus or EMPTY) | (machine.isolated if pool.isolated else EMPTY))
+
+
+def _without_cpus(pool: str, made: Mapping[str, Mask], kept: Mask) -> Iterator[str]:
+    """Yield why pools have no CPU for shared containers; of several some may be empty, not all."""
+    found = {name: cpus for name, cpus in made.items() if cpus} or {pool: EMPTY}
+    for name, cpus in found.items():
+        if not cpus - kept:
+            why = f"no shared container gets {kept}" if cpus else "this host has none for it"
+            yield f"pool {name} has no CPU: {why}; list others"
