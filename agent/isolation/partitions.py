@@ -146,13 +146,14 @@ class PodPartitions:
             yield f"partition /{cgroup}", message
 
     def lost(self) -> Mapping[str, str]:
-        """Return, as a condition by subject, which CPUs are in no cgroup."""
+        """Return, as a condition by subject, which CPUs are in no cpuset."""
         lost = self._places.lost() if self.used else EMPTY
         if not lost:
             return {}
         return {
             "isolation lost CPUs": (
-                f"CPUs {lost} are in no cgroup, most likely since a partition was removed while "
-                "invalid: the kernel may crash when another is made or ended; restart the host"
+                f"CPUs {lost} are in no cpuset, most likely because a partition was removed while "
+                "it was invalid: the kernel may crash when another one is created or ends; reboot "
+                "the host"
             )
         }

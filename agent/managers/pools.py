@@ -118,7 +118,7 @@ def pool_rejection(rules: HostPolicy, pod: PodAllocation, left: Mask) -> Rejecti
 
 def _without_cpus(pool: Pool) -> str:
     every = f"all of {pool.cpus} are exclusive, cordoned, kept for the system or offline"
-    return f"{pool.name} has no CPU left: {every if pool.cpus else 'none of them is online'}"
+    return f"{pool.name} has no CPU left: {every if pool.cpus else 'all of its CPUs are offline'}"
 
 
 def _unknown_pool(policy: Policy, pod: PodAllocation) -> str:

@@ -75,9 +75,9 @@ def export_notes(state: KubeletState, ledger: Ledger) -> Iterator[str]:
     if resized := [uid for uid, pod in ledger.allocations.items() if pod.originals]:
         # KEP-5554 plans this for v1.38; what the field is called there is open.
         yield (
-            f"pods that were resized ({', '.join(sorted(resized))}): the files have the CPUs that"
-            " they have now, not those of their admission, so a kubelet that resizes pods would"
-            " not let them have fewer"
+            f"pods that were resized ({', '.join(sorted(resized))}): the files have their current"
+            " CPUs, not those of their admission; a kubelet that resizes pods with exclusive CPUs"
+            " would not shrink them below the current ones"
         )
     if memory is not None and any(_is_uneven(memory, node) for node in memory.nodes):
         yield (

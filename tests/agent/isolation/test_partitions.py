@@ -275,8 +275,8 @@ def test_the_cpus_of_a_partition_that_others_removed_while_invalid_are_a_conditi
     plain.kernel.rmdir(invalid(plain, BESIDE))
     for _ in range(2):
         assert plain.repair(target(BESIDE))
-        assert "CPUs 2-3 are in no cgroup" in conditions(plain)
-        assert "restart the host" in conditions(plain)
+        assert "CPUs 2-3 are in no cpuset" in conditions(plain)
+        assert "reboot the host" in conditions(plain)
         plain.start()
     # What is shown once is not: another program may make or end a partition.
     read_many, texts = plain.kernel.read_many, iter(["0-1,4-5\n"])

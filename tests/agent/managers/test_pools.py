@@ -222,8 +222,8 @@ def test_pods_of_a_pool_that_lost_its_cpus_run_in_the_whole_shared_pool_and_are_
     assert "its pool near has no CPU left: all of 0-3 are exclusive, cordoned" in found[0].message
     bare = pooled(lost, Pool("near", EMPTY))
     [bared] = [one for one in invalid_allocations(bare, ledger) if one.rule == Rule.POOLS]
-    assert "its pool near has no CPU left: none of them is online, so" in bared.message
-    assert "none of them is online" in rejected(bare, in_pool("near", uid="u-2")).message
+    assert "its pool near has no CPU left: all of its CPUs are offline, so" in bared.message
+    assert "all of its CPUs are offline" in rejected(bare, in_pool("near", uid="u-2")).message
     assert not [one for one in invalid_allocations(RULES, ledger) if one.rule == Rule.POOLS]
 
 

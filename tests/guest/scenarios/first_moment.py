@@ -100,7 +100,7 @@ def _lost(checks: Checks, agent: Agent) -> None:
     for each in (partition, beside, lab):
         each.path.rmdir()
     lost = there - isolated.set_of("cpuset.cpus.effective")
-    checks.equal("lost CPUs: they are in no cgroup", lost, {12, 13})
+    checks.equal("lost CPUs: they are in no cpuset", lost, {12, 13})
     for when in ("", " after a restart"):
         ask("POST", "reconcile")
         (why,) = isolated.conditions(agent)

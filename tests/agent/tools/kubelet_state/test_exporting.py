@@ -154,4 +154,4 @@ def test_pods_that_were_resized_are_named() -> None:
     more = replace(asked, containers=(app("a", guaranteed("cpu=2 memory=1Gi")),))
     ledger = resize(rules, ledger, more).ledger
     (note,) = export_notes(kubelet_state(rules, ledger), ledger)
-    assert note.startswith(f"pods that were resized ({asked.uid}): the files have the CPUs that")
+    assert note.startswith(f"pods that were resized ({asked.uid}): the files have their current")
